@@ -39,7 +39,7 @@ from jitckpt.rehearsal.trials import (
     TRIAL_KINDS,
     UNWRITABLE,
     Trial,
-    Verdict,
+    TrialVerdict,
     choose_trial,
     cut_off,
     is_silent,
@@ -277,7 +277,7 @@ class Campaign:
         )
         return trial, undisturbed
 
-    def trial(self, number: int) -> tuple[Trial, Verdict, list[str]] | None:
+    def trial(self, number: int) -> tuple[Trial, TrialVerdict, list[str]] | None:
         """Make a trial; return it with the ends of what it said if it did not pass; None if time is up."""
         if self.over.is_set() or (self.last_begin is not None and time.monotonic() > self.last_begin):
             return None
@@ -287,7 +287,7 @@ class Campaign:
             try:
                 verdict = self.attempt(trial, folder, undisturbed)
             except TimeoutError as error:
-                verdict = Verdict(str(trial), None, None, None, None, 0, str(error))
+                verdict = TrialVerdict(str(trial), None, None, None, None, 0, str(error))
             if self.over.is_set():
                 return None
             if verdict is not None:
@@ -296,9 +296,9 @@ class Campaign:
                     verdict = replace(verdict, failure=f"{trial} (attempt {attempt} at a failure in time)")
                 return trial, verdict, [path.read_text()[-4000:] for path in outputs]
         reason = f"in {ATTEMPTS} attempts the job was over before its failure came"
-        return trial, Verdict(str(trial), None, None, None, None, 0, reason), []
+        return trial, TrialVerdict(str(trial), None, None, None, None, 0, reason), []
 
-    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         """Return what came of a trial, None if its failure came too late."""
         example, ranks = self.place(trial.number)
         options = ["--max-restarts", str(trial.failures)]
@@ -353,7 +353,7 @@ class CampaignInPlace(Campaign):
         )
         return trial, self.reference(example, ranks)
 
-    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, ranks = self.place(trial.number)
         options = ["--mode", "transparent", "--warm-spares", "0"]
         options += ["--checkpoint-dir", str(folder / CHECKPOINTS)]
@@ -393,7 +393,7 @@ class CampaignOnHosts(Campaign):
         )
         return trial, undisturbed
 
-    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, _ = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", str(trial.failures)]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
@@ -426,7 +426,7 @@ class CampaignAtEtcd(Campaign):
         )
         return trial, undisturbed
 
-    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, ranks = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", str(trials_at_etcd.RESTARTS)]
         run = run_on_hosts(
@@ -466,7 +466,7 @@ class CampaignInMemory(Campaign):
     def arguments(self, trial: Trial) -> Sequence[str]:
         return trials_in_memory.MUCH_STATE if trial.kind == trials_in_memory.FULL else ()
 
-    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> Verdict | None:
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, ranks = self.place(trial.number)
         options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", self.args.memory_tier]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
@@ -507,7 +507,7 @@ CAMPAIGNS = {
 }
 
 
-def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> None:
+def tell(console: Console, campaign: Campaign, verdicts: dict[int, TrialVerdict]) -> None:
     table = Table(title=f"{campaign.args.steps} steps, seed {campaign.args.seed}", title_justify="left")
     left = ("example", "failure", "verdict")
     for heading in ("", "example", "ranks", "failure", "went on from", "redone", "recovery", "verdict"):
@@ -526,7 +526,7 @@ def tell(console: Console, campaign: Campaign, verdicts: dict[int, Verdict]) -> 
     console.print(f"{passed} of {len(verdicts)}", highlight=False)
 
 
-def in_figures(verdicts: Sequence[Verdict]) -> str:
+def in_figures(verdicts: Sequence[TrialVerdict]) -> str:
     """Return how long recoveries took, what was done again, and the processor time."""
     sentences = []
     if times := sorted(v.recovery_seconds for v in verdicts if v.recovery_seconds is not None):
@@ -550,7 +550,7 @@ def in_figures(verdicts: Sequence[Verdict]) -> str:
     return "\n".join(sentences)
 
 
-def in_short(trial: Trial, verdict: Verdict) -> str:
+def in_short(trial: Trial, verdict: TrialVerdict) -> str:
     said = verdict.reason or verdict.note or "equal bit for bit"
     recovery = "" if verdict.recovery_seconds is None else f", {verdict.recovery_seconds:.2f} s"
     step = "" if verdict.step is None else f" (from step {verdict.step}, redone {verdict.redone}{recovery})"
@@ -575,7 +575,7 @@ def main() -> int:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (str(START), os.environ.get("PYTHONPATH"))))
     console = Console(stderr=args.json, width=None if sys.stdout.isatty() else 180)
     numbers = range(args.first, args.first + args.trials)
-    verdicts: dict[int, Verdict] = {}
+    verdicts: dict[int, TrialVerdict] = {}
     columns = (BarColumn(), MofNCompleteColumn(), TextColumn("trials"), TimeRemainingColumn())
     progress = shown_progress(*columns)
     with folder_for(args.keep) as folder, progress:

@@ -50,7 +50,7 @@ from jitckpt.agent.taking_in import TakingIn
 from jitckpt.agent.worker_processes import WorkerProcesses, signal_exception
 from jitckpt.console import say, show_size
 from jitckpt.decisions import elastic, quorum
-from jitckpt.decisions.elastic import Begun
+from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
@@ -66,7 +66,7 @@ from jitckpt.errors import (
 )
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, fetch, rendezvous
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
@@ -78,6 +78,8 @@ from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
+from jitckpt.wire.hosts import Host
+from jitckpt.wire.moves import JobFacts
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, that the job will be ended soon
 MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
@@ -182,7 +184,7 @@ class Agent(LocalElasticAgent):
         self._goes_on_later = False  # the job was ended from outside
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
-        self._begun: list[Begun] = []  # the starts on several hosts
+        self._begun: list[StartBegun] = []  # the starts on several hosts
         self._takes_in = False  # the next start is made to take in hosts
         self._has_told_why = False  # the first start does not begin
 
@@ -530,7 +532,7 @@ class Agent(LocalElasticAgent):
         self._free_restarts = max(host.free for host in met)
         spec.max_restarts = self._config.max_restarts + self._free_restarts
         self._remaining_restarts = spec.max_restarts - max(host.restarts for host in met)
-        self._begun.append(Begun(time.monotonic(), len(met), self._takes_in))
+        self._begun.append(StartBegun(time.monotonic(), len(met), self._takes_in))
         self._takes_in = False
         self._tell_how_many(len(met))
 
@@ -725,15 +727,11 @@ class Agent(LocalElasticAgent):
             take_in=take_in,
         )
 
-    def _facts(self) -> dict[str, Any]:
+    def _facts(self) -> JobFacts | None:
         group: Any = self._worker_group
         if self._hosts is None:
-            return {}
-        return {
-            "run": self._run,
-            "restart": self._log.restart,
-            "workers_store": [group.master_addr, group.master_port],
-        }
+            return None
+        return JobFacts(self._run, self._log.restart, (group.master_addr, group.master_port))
 
     def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
         """Have the next start do without broken devices if others are free, and without suspects anyway."""

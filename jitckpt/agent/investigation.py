@@ -62,7 +62,7 @@ class Investigation:
     def __init__(
         self,
         workers: Mapping[int, Worker],
-        order: Callable[[int, protocol.Message], str | None],
+        order: Callable[[int, protocol.WorkerMessage], str | None],
         log: EventLog,
         stall_timeout: float,
         answer_within: float,
@@ -213,7 +213,7 @@ class Investigation:
         next_look = time.monotonic() + self._answer_within
         self._question = _Question(self._questions, reported, tuple(askable), patience, next_look)
         for rank in askable:
-            problem = self._order(rank, protocol.Ask(self._questions))
+            problem = self._order(rank, protocol.AskProgress(self._questions))
             if problem is not None:
                 self._log.write("warning", rank=rank, text=f"rank {rank} can't be asked: {problem}")
 

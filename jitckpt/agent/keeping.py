@@ -14,7 +14,7 @@ from jitckpt.errors import JitckptError
 from jitckpt.system import datagrams, process_tree
 from jitckpt.tiers import host_memory, keeper
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.keeper import FROM_KEEPER, Drop, End, Hold, Holds, HoldsNoMore
+from jitckpt.wire.keeper import FROM_KEEPER, Hold, Holds, HoldsNoMore, LetAllGo, LetGo
 
 MOST_AGENTS = 64  # of one job in one network namespace
 ANSWER_SECONDS = 10.0
@@ -58,7 +58,7 @@ class KeptMemory:
         if not self.is_there:
             return
         with suppress(OSError):
-            datagrams.send(self._socket, Drop(rank))
+            datagrams.send(self._socket, LetGo(rank))
 
     def close(self, *, end: bool) -> None:
         """Let go of it; end: nothing in it is needed any more."""
@@ -66,7 +66,7 @@ class KeptMemory:
             return
         if end:
             with suppress(OSError):
-                datagrams.send(self._socket, End())
+                datagrams.send(self._socket, LetAllGo())
         self._socket.close()
         if self._process is not None and end:
             try:

@@ -36,12 +36,12 @@ from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers, re
 from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
-from jitckpt.tiers.parity import HeldParity, ParityMemory, Stripe
+from jitckpt.tiers.parity import ParityMemory, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.remaking import Remaker
-from jitckpt.tiers.tier import Held
 from jitckpt.wire import visits
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
+from jitckpt.wire.visits import HeldParity, HeldShard
 
 FREE_PART = 0.8
 COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
@@ -245,8 +245,8 @@ class MemoryTier:
         self,
         hosts: Hosts,
         tiers: Mapping[int, PeerParity],
-        held: Mapping[int, Sequence[Held]],
-        decided: Callable[[], sources.Plan | None],
+        held: Mapping[int, Sequence[HeldShard]],
+        decided: Callable[[], sources.SourcePlan | None],
         failed: list[Source | Parity],
     ) -> int:
         """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
@@ -281,8 +281,8 @@ class MemoryTier:
     def _wanted_here(
         self,
         hosts: Hosts,
-        plan: sources.Plan,
-        held: Mapping[int, Sequence[Held]],
+        plan: sources.SourcePlan,
+        held: Mapping[int, Sequence[HeldShard]],
         failed: Collection[Source | Parity],
     ) -> list[Source]:
         """Return what this host's ranks need: their own shards, and where those are cut their replicas'.
@@ -304,8 +304,8 @@ class MemoryTier:
 
     def _what_all_have(
         self, hosts: Hosts, tiers: Mapping[int, PeerParity]
-    ) -> tuple[dict[int, Sequence[Held]], dict[int, Sequence[HeldParity]]]:
-        held: dict[int, Sequence[Held]] = {hosts.index: self.memory.has()}
+    ) -> tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]]]:
+        held: dict[int, Sequence[HeldShard]] = {hosts.index: self.memory.has()}
         parities: dict[int, Sequence[HeldParity]] = {}
         if self.parity is not None:
             parities[hosts.index] = self.parity.parities.has()
@@ -443,11 +443,11 @@ def _number(key: int) -> int:
     return -1 - key
 
 
-def _timeline(one: Held) -> str:
+def _timeline(one: HeldShard) -> str:
     return f"{one.job}/{one.timeline}"
 
 
-def _source(hosts: Hosts, host: int, one: Held) -> Source:
+def _source(hosts: Hosts, host: int, one: HeldShard) -> Source:
     """Return what a host has, for the policy."""
     kind = Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY
     return Source(one.rank, one.step, kind, _timeline(one), host, one.bytes)
@@ -474,11 +474,11 @@ def machines_of(hosts: Hosts) -> list[Machine]:
 
 def decide(
     hosts: Hosts,
-    held: Mapping[int, Sequence[Held]],
+    held: Mapping[int, Sequence[HeldShard]],
     failed: Collection[Source | Parity],
     parities: Mapping[int, Sequence[HeldParity]],
     newest: float = inf,
-) -> sources.Plan | None:
+) -> sources.SourcePlan | None:
     """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
     known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})

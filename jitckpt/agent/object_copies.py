@@ -3,7 +3,6 @@
 That process has its own interpreter, is nice, and nobody waits for it but the job's end.
 """
 
-import json
 import os
 import subprocess
 import sys
@@ -12,7 +11,6 @@ from collections.abc import Collection
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from jitckpt.console import say, show_size
 from jitckpt.events import EventLog
@@ -20,6 +18,8 @@ from jitckpt.objects.bucket import Bucket
 from jitckpt.objects.saves import ObjectSaves
 from jitckpt.saves import folders
 from jitckpt.saves.starts import Start
+from jitckpt.wire.beside import FROM_COPIER, AllCopied, CopiedSave, CopyProblem, message_of
+from jitckpt.wire.checked import ProtocolError
 
 KEPT_STEPS = 2
 ENDING_SECONDS = 5.0  # for a process that was told to end at once
@@ -75,7 +75,6 @@ class ObjectCopies:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             env=os.environ | {"OMP_NUM_THREADS": "1"},
-            text=True,
         )
         self._reader = threading.Thread(target=self._hear, name="jitckpt-objects", daemon=True)
         self._reader.start()
@@ -110,23 +109,27 @@ class ObjectCopies:
     def _tell(self, line: str) -> None:
         assert self._process.stdin is not None
         with suppress(BrokenPipeError):  # it has ended, which is told at the job's end
-            self._process.stdin.write(f"{line}\n")
+            self._process.stdin.write(f"{line}\n".encode())
             self._process.stdin.flush()
 
     def _hear(self) -> None:
         assert self._process.stdout is not None
         for line in self._process.stdout:
-            said: dict[str, Any] = json.loads(line)
+            try:
+                said = message_of(FROM_COPIER, line)
+            except ProtocolError as error:
+                self._log.write("warning", text=f"what copies saves says what makes no sense: {error}")
+                continue
             match said:
-                case {"copied": int(step)}:
+                case CopiedSave(step):
                     self._problem = ""
-                    self._log.write("copied_to_objects", step=step, **said["of"])
+                    self._log.write("copied_to_objects", **asdict(said))
                     if not self.some:
                         self.some = True
                         say(f"what is saved is copied to {self._wanted.url}, beginning with step {step}.")
-                case {"problem": str(problem)}:
+                case CopyProblem(problem):
                     self._problem = problem
                     self._log.write("warning", text=problem)
                     say(f"nothing is copied to {self._wanted.url} for now: {problem}")
-                case {"end": True}:
+                case AllCopied():
                     self._ended.set()

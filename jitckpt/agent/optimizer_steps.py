@@ -16,7 +16,7 @@ from jitckpt.tiers.tier import Shard
 MOST_LACKS = 3  # one after the other: then the other host will not have what it needs later either
 
 
-class OptimizerSteps:
+class GradientSending:
     """Safe for several threads, one a rank."""
 
     def __init__(

@@ -9,8 +9,9 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.decoding import NearPieces, OwnPieces, Pieces, decode
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
-from jitckpt.tiers.parity import HeldParity, Member, ParityMemory, Piece, Stripe
+from jitckpt.tiers.parity import ParityMember, ParityMemory, ParityPiece, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.wire.visits import HeldParity
 
 
 class ParityOfHosts:
@@ -71,7 +72,7 @@ class ParityOfHosts:
         seals = [host_memory.seal_in(self.memory.of(rank), slot) for slot in SLOTS if slot != one.slot]
         keep = max((seal.step for seal in seals if seal is not None), default=0)
         stripe = Stripe(group, self._group.index(host))
-        piece = Piece(rank, stripe, Member(one.slot, one.seal, one.index), keep)
+        piece = ParityPiece(rank, stripe, ParityMember(one.slot, one.seal, one.index), keep)
         peer.add(piece, one.window)
 
     def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity]) -> int:

@@ -17,9 +17,9 @@ from functools import partial
 
 from jitckpt.agent.memory_health import MemoryHealth
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
-from jitckpt.agent.optimizer_steps import OptimizerSteps
+from jitckpt.agent.optimizer_steps import GradientSending
 from jitckpt.agent.pacer import Pacer
-from jitckpt.agent.sending import Sending, Snapshot
+from jitckpt.agent.sending import MemorySnapshot, Sending
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
@@ -66,7 +66,7 @@ class _Rank:
         return host_memory.word(self.memory, STEP_TIME) / 1e6
 
 
-class Protection(threading.Thread):
+class MemoryProtection(threading.Thread):
     """For one start of the workers. safe: the newest step that is whole everywhere; 0 if there is none."""
 
     def __init__(
@@ -76,9 +76,9 @@ class Protection(threading.Thread):
         super().__init__(name="jitckpt-memory", daemon=True)
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
-        self._steps: OptimizerSteps | None = None
+        self._steps: GradientSending | None = None
         if tier.wanted.optimizer:
-            self._steps = OptimizerSteps(tier.memory, memories, log, self._warn)
+            self._steps = GradientSending(tier.memory, memories, log, self._warn)
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
         self._index = 0 if hosts is None else hosts.index
         self._health = MemoryHealth(self._ranks, log)
@@ -332,7 +332,7 @@ class Protection(threading.Thread):
 
     def _send_in_time(self) -> None:
         """Send no faster than is needed: what is left of the network is the training's."""
-        ranks = [Snapshot(own.memory, own.size, own.copied) for own in self._own.values()]
+        ranks = [MemorySnapshot(own.memory, own.size, own.copied) for own in self._own.values()]
         self._sending.plan(ranks, self._pace.rule[0], self._copies, self._pace)
 
     @property

@@ -28,7 +28,7 @@ MOST_WAITS = 3  # one after the other: then the spans are not what they seem to 
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class MemorySnapshot:
     """Of one rank of this host: its memfd, its bytes, and how long it took to be there."""
 
     memory: int
@@ -84,7 +84,7 @@ class Sending:
             first, last, before = inf, 0.0, 0
         self._sent = step, min(first, begun), max(last, ended), before + size
 
-    def plan(self, ranks: Sequence[Snapshot], every: int, copies: int, pacer: Pacer) -> None:
+    def plan(self, ranks: Sequence[MemorySnapshot], every: int, copies: int, pacer: Pacer) -> None:
         """Say how the next snapshot is sent. copies: to how many hosts each goes."""
         known = [one for one in ranks if one.step_seconds]
         if not known or not every:
@@ -100,7 +100,7 @@ class Sending:
         self._is_as_fast_as_it_goes = False
         self._use_idle_spans(known, size, every, copied)
 
-    def _use_idle_spans(self, ranks: Sequence[Snapshot], size: int, every: int, copied: float) -> None:
+    def _use_idle_spans(self, ranks: Sequence[MemorySnapshot], size: int, every: int, copied: float) -> None:
         profiles = [idle_profile.of(one.memory) for one in ranks]
         whole = [one for one in profiles if one is not None]
         if len(whole) < len(ranks) or not size:  # or nothing goes to other hosts

@@ -33,19 +33,18 @@ from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.state_transfer import checksum
-from jitckpt.agent.proxies.step_barrier import StepBarrier
+from jitckpt.agent.proxies.step_barrier import StepBarrier, known_again
 from jitckpt.agent.settings import Settings
 from jitckpt.agent.worker_processes import WorkerProcesses
 from jitckpt.bindings import criu, softgpu
 from jitckpt.bindings.criu import CriuError, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
-from jitckpt.decisions.step_tree import Come, Place
 from jitckpt.decisions.suspects import Suspects
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.events import EventLog
-from jitckpt.hosts import connections, link, rendezvous
-from jitckpt.hosts.connections import PATIENCE, Arrived, Host, Hosts
+from jitckpt.hosts import connections, link, rendezvous, visiting
+from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
@@ -54,43 +53,45 @@ from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.moves import DumpedRank, HandOver, ImageFile, ImagePiece, Move, RanksRestored, Taken, Whole
+from jitckpt.wire.visits import Refused
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
 RESTORING_SECONDS = 120.0
 SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
 # Far from the numbers that the processes of a host have: those that come here bring theirs.
 FIRST_PROCESS = 3_000_000
-FACTS = ("run", "restart", "workers_store")  # of a plan, which the next host needs, too, if ranks move on
 
 
 @dataclass
 class _Rank:
     """One that is to go on here. ends: our sockets to it, by name."""
 
-    plan: Mapping[str, Any]
+    dumped: DumpedRank
     folder: int
     ring: int
     ends: dict[str, socket.socket] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
-        return int(self.plan["rank"])
-
-    @property
-    def pid(self) -> int:
-        return int(self.plan["pids"][0])
+        return self.dumped.rank
 
 
 @dataclass
 class _Taken:
-    """What this host has taken over. last: what the other agent said last. standbys: who else stands by."""
+    """What this host has taken over. standbys: who else stands by.
 
-    plan: Mapping[str, Any]
+    last: what the other agent said last. unheard: what there was in it for this one.
+    """
+
+    move: Move
     ranks: Sequence[_Rank]
     barrier: StepBarrier
     relay: StoreRelay
     standbys: Callable[[], list[Standby]]
-    last: Mapping[str, Any] = field(default_factory=dict)
+    last: HandOver
+    unheard: Sequence[Arrived]
 
 
 def stand_by(
@@ -104,7 +105,7 @@ def stand_by(
     _count_from(FIRST_PROCESS)
     descriptor_limit.raise_limit()
     descriptor_reserve.fill()
-    before = {number: signal.signal(number, _end) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, _signalled) for number in (signal.SIGTERM, signal.SIGINT)}
     children = Children(settings.save_deadline, settings.temporary)
     try:
         if settings.health_check is not None:
@@ -118,7 +119,7 @@ def stand_by(
             signal.signal(number, handler)
 
 
-def _end(signum: int, _frame: FrameType | None) -> None:
+def _signalled(signum: int, _frame: FrameType | None) -> None:
     raise SignalException(f"Process {os.getpid()} got signal {signum}", sigval=signal.Signals(signum))
 
 
@@ -177,76 +178,82 @@ class _Waiting:
                 time.sleep(LOOK_SECONDS)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        is_admitted = False
         try:
             await link.admit(reader, writer, self._secret)
+            is_admitted = True
             await self._take(reader, writer)
-        except (LinkError, KeyError, TypeError, ValueError) as error:  # or it is of another version
-            say(f"a host's ranks did not come here: {error!r}")
+        except (LinkError, ProtocolError, OSError) as error:  # or it is of another version
+            say(f"a host's ranks did not come here: {error}")
+            if is_admitted:
+                with contextlib.suppress(OSError):
+                    writer.write(visiting.encode(Refused(str(error))))
+                    await writer.drain()
         finally:
             writer.close()
 
     async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        header, _ = await link.receive(reader)
-        plan = header["plan"]
-        with contextlib.ExitStack() as stack:
-            ranks = [
-                _Rank(one, stack.enter_context(nameless_folder()), local_state.create())
-                for one in plan["ranks"]
-            ]
+        move, _ = await visiting.hear(reader, Move)
+        with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
+            ranks = []
+            for one in move.ranks:
+                ranks.append(_Rank(one, stack.enter_context(nameless_folder()), local_state.create()))
+                undo.callback(os.close, ranks[-1].ring)
             await _receive_files(reader, {one.rank: one for one in ranks})
             begun = time.monotonic()
             try:
-                taken = self._made_again(plan, ranks)
-            except (CriuError, OSError, HostsError) as error:
-                for one in ranks:
-                    end_what_is_left(one.plan["pids"])
-                writer.write(link.encode({"error": str(error)}))
-                await writer.drain()
-                return
-            restore = time.monotonic() - begun
-            writer.write(link.encode({"port": self._links.getsockname()[1], "restore": restore}))
-            try:
-                header, _ = await link.receive(reader)
-            except LinkError:
-                for one in ranks:
-                    end_what_is_left(one.plan["pids"])
-                raise
-        taken.last = header["last"]
-        writer.write(link.encode({"taken": True}))
-        await writer.drain()
-        self._taken.set_result(taken)
+                barrier, relay = self._made_again(move, ranks, undo)
+            except (CriuError, HostsError) as error:
+                raise LinkError(str(error)) from error
+            restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun)
+            writer.write(visiting.encode(restored))
+            last, _ = await visiting.hear(reader, HandOver)
+            unheard = [
+                Arrived(one.host, agents.decode(one.message), bytes.fromhex(one.data)) for one in last.unheard
+            ]
+            writer.write(visiting.encode(Taken()))
+            await writer.drain()
+            undo.pop_all()
+        self._taken.set_result(_Taken(move, ranks, barrier, relay, self._others, last, unheard))
 
-    def _made_again(self, plan: Mapping[str, Any], ranks: Sequence[_Rank]) -> _Taken:
-        if abs(time.monotonic() - plan["clock"]) > SAME_CLOCK:
+    def _made_again(
+        self, move: Move, ranks: Sequence[_Rank], undo: contextlib.ExitStack
+    ) -> tuple[StepBarrier, StoreRelay]:
+        """Make the processes again. Raises CriuError, OSError or HostsError; `undo` ends what there is."""
+        if abs(time.monotonic() - move.clock) > SAME_CLOCK:
             raise HostsError("The two hosts have not been started at the same time, so their clocks differ.")
-        barrier = StepBarrier(len(ranks), len(plan["hosts"]))
-        host, port = plan["workers_store"]
-        name = variables.STORE_RELAY.get(_environment(plan, "relay"))
-        relay = StoreRelay(host, port, name)
+        barrier = StepBarrier(len(ranks), len(move.hosts))
+        undo.callback(barrier.close)
+        relay = StoreRelay(*move.facts.workers_store, move.relay)
+        undo.callback(relay.close)
+        undo.callback(_end, ranks)
         assert self._settings.criu is not None
         for one in ranks:
-            for folder in one.plan["folders"]:
+            for folder in one.dumped.folders:
                 os.makedirs(folder, exist_ok=True)
             with contextlib.ExitStack() as stack:
-                inherit = list(inherited_outputs(one.plan["outputs"], stack))
+                inherit = list(inherited_outputs(one.dumped.outputs, stack))
                 memory = {"jitckpt-local-state": one.ring, "jitckpt-steps": barrier.file}
-                inherit += [(memory[name], f"/memfd:{name}") for name in one.plan["memory"] if name in memory]
-                for inode, kind, name in one.plan["sockets"]:
+                inherit += [(memory[name], f"/memfd:{name}") for name in one.dumped.memory if name in memory]
+                for inode, kind, name in one.dumped.sockets:
                     one.ends[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
                     stack.callback(theirs.close)
                     inherit.append((theirs.fileno(), f"socket:[{inode}]"))
-                    for message in one.plan["said"].get(name, []):
+                    for message in one.dumped.said.get(name, []):
                         theirs.send(bytes.fromhex(message))
                 mark = {variables.JOB_PROCESSES.name: self._children.mark}
                 criu.restore(
                     self._settings.criu,
                     Options(one.folder, RESTORING_SECONDS, inherit=inherit, variables=mark),
                 )
-        return _Taken(plan, ranks, barrier, relay, self._others)
+        return barrier, relay
 
 
-def _environment(plan: Mapping[str, Any], name: str) -> dict[str, str]:
-    return {variables.STORE_RELAY.name: str(plan[name])}
+def _end(ranks: Sequence[_Rank]) -> None:
+    for one in ranks:
+        end_what_is_left(one.dumped.pids)
+        for end in one.ends.values():
+            end.close()
 
 
 async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank]) -> None:
@@ -255,22 +262,22 @@ async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank
     size, begun = 0, time.monotonic()
     try:
         while True:
-            header, data = await link.receive(reader)
-            match header:
-                case {"whole": True}:
-                    break
-                case {"rank": int(rank), "at": int(at), "sum": str(proof)}:
+            said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece)
+            match said:
+                case ImagePiece(rank, image, at, proof) if (rank, image) in files:
                     if proof != checksum(data):
                         raise LinkError("A piece of an image came damaged.")
-                    size += os.pwrite(files[rank, header.get("image", "")], data, at)
-                case {"rank": int(rank), "size": int(whole)}:
-                    name, one = header.get("image", ""), ranks[rank]
+                    size += os.pwrite(files[rank, image], data, at)
+                case ImageFile(rank, image, whole) if rank in ranks and (rank, image) not in files:
+                    one = ranks[rank]
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    if os.sep in name:
-                        raise LinkError(f"{name!r:.100} is no name of an image.")
-                    file = os.open(name, flags, 0o600, dir_fd=one.folder) if name else os.dup(one.ring)
-                    files[rank, name] = file
+                    file = os.open(image, flags, 0o600, dir_fd=one.folder) if image else os.dup(one.ring)
+                    files[rank, image] = file
                     os.ftruncate(file, whole)
+                case Whole():
+                    break
+                case _:
+                    raise LinkError(f"{said!r:.200} makes no sense here.")
     finally:
         for file in files.values():
             os.close(file)
@@ -284,11 +291,9 @@ class _Adopted(WorkerProcesses):
         super().__init__(**arguments)
         self._taken = taken
         last = taken.last
-        self._said_before = [
-            Arrived(host, agents.decode(header), bytes.fromhex(data)) for host, header, data in last["said"]
-        ]
-        if last["place"] is not None:
-            self._known_place = _place(last["place"])
+        self._said_before = taken.unheard
+        if last.steps is not None:
+            self._known_place = known_again(taken.move.index, len(taken.move.hosts), last.steps)
         self._server_variables = self._of_server
 
     def _of_server(self, rank: int) -> Mapping[str, str]:
@@ -301,9 +306,9 @@ class _Adopted(WorkerProcesses):
 
     def _open_for_workers(self) -> None:
         self._control, self._relay = ControlSocket(), self._taken.relay
-        if self._taken.last["barrier"]:
+        if self._taken.last.barrier:
             self._barrier = self._taken.barrier
-            self._barrier.fill(bytes.fromhex(self._taken.last["barrier"]))
+            self._barrier.fill(bytes.fromhex(self._taken.last.barrier))
 
     def _prepare_worker(self, local_rank: int) -> None:
         pass  # it was
@@ -312,11 +317,11 @@ class _Adopted(WorkerProcesses):
         one = self._taken.ranks[local_rank]
         return Worker.adopted(
             one.rank,
-            one.pid,
+            one.dumped.pid,
             own=one.ends["agent"],
             copies=one.ends.get("copies"),
             ring_fd=one.ring,
-            lifeline=lifeline_of(one.pid),
+            lifeline=lifeline_of(one.dumped.pid),
             children=self._children,
         )
 
@@ -326,18 +331,12 @@ class _Adopted(WorkerProcesses):
         for one in self._taken.ranks:
             if "control" in one.ends:
                 proxies.adopt(one.rank, one.ends["control"])
-            for name, process, ended in one.plan["askers"]:
-                proxies.servers.adopt(one.rank, one.ends[name], process, dict(map(tuple, ended)))
-            for name, said in one.plan["conversations"].items():
+            for name, process, ended in one.dumped.askers:
+                proxies.servers.adopt(one.rank, one.ends[name], process, dict(ended))
+            for name, said in one.dumped.conversations.items():
                 self._taken.relay.take_over(one.ends[name], bytes.fromhex(said))
                 self._taken.relay.go_on([one.ends[name]])
         return proxies
-
-
-def _place(told: Mapping[str, Any]) -> Place:
-    below = {int(host): Come(**come) for host, come in told["below"].items()}
-    comes = {name: Come(**told[name]) for name in ("own", "told", "everywhere")}
-    return Place(told["host"], told["hosts"], told["step_bits"], below=below, **comes)
 
 
 def _go_on(
@@ -347,15 +346,15 @@ def _go_on(
     links: socket.socket,
     children: Children,
 ) -> None:
-    plan, count = taken.plan, len(taken.ranks)
-    met = [Host(**{**host, "ranks": tuple(host["ranks"]), "pasts": ()}) for host in plan["hosts"]]
-    index = int(plan["index"])
-    hosts = Hosts(index, met, links, bytes.fromhex(plan["secret"]), settings.host_timeout, takes_place=True)
+    move, last, count = taken.move, taken.last, len(taken.ranks)
+    secret = bytes.fromhex(move.secret)
+    hosts = Hosts(move.index, move.hosts, links, secret, settings.host_timeout, takes_place=True)
     hosts.connect(PATIENCE * settings.host_timeout)
-    log.leading, log.restart = False, int(plan["restart"])
+    log.leading, log.restart = False, move.facts.restart
     ranks = [one.rank for one in taken.ranks]
-    hosts.send(LEADER, agents.RanksMoved(ranks, **taken.last["took"]))  # who alone writes events
-    say(f"this host has taken the place of host {index}: ranks {', '.join(map(str, ranks))}.")
+    moved = agents.RanksMoved(ranks, last.size, last.dump, last.transfer, last.restore)
+    hosts.send(LEADER, moved)  # who alone writes events
+    say(f"this host has taken the place of host {move.index}: ranks {', '.join(map(str, ranks))}.")
     numbers = range(count)
     with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
         processes = _Adopted(
@@ -365,7 +364,7 @@ def _go_on(
             armed=[fault.with_phase() for fault in settings.faults],
             spares=Spares(0),
             first_directories={},
-            run=plan["run"],
+            run=move.facts.run,
             children=children,
             suspects=Suspects(),
             devices=settings.devices,
@@ -373,7 +372,7 @@ def _go_on(
             mistakes_before=frozenset(),
             hosts=hosts,
             standbys=taken.standbys,
-            facts={name: plan[name] for name in FACTS},
+            facts=move.facts,
             name="default",
             entrypoint="",
             args={number: () for number in numbers},

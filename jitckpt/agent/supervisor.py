@@ -13,7 +13,7 @@ from typing import Any
 from jitckpt.agent.investigation import DRIVER_SECONDS, STACK_SECONDS, Investigation, stacks_of
 from jitckpt.agent.local_state_writer import LocalStateWriter
 from jitckpt.agent.processes.workers import Worker
-from jitckpt.agent.protection import Protection
+from jitckpt.agent.protection import MemoryProtection
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.console import say
@@ -21,7 +21,7 @@ from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.recovery import (
     Close,
     EndRanks,
-    Job,
+    KnownJob,
     LetEnd,
     OrderSave,
     Outcome,
@@ -38,7 +38,7 @@ from jitckpt.decisions.recovery import (
 )
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Hosts, Lost, Unclear
+from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Copies
@@ -46,7 +46,7 @@ from jitckpt.system.kernel_log import MOST_LINES, xid_lines
 from jitckpt.system.stacks import read_stacks
 from jitckpt.wire import agents, protocol
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.protocol import Message
+from jitckpt.wire.protocol import WorkerMessage
 
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
 # A rank saves what it alone knows by itself where its agent has ended.
@@ -63,7 +63,7 @@ STOPPED_LOOK = 0.5  # seconds between two looks whether a rank that is to save i
 class Reports:
     """Whom the supervisor tells, on its own thread, what others have to act on."""
 
-    heard: Callable[[Worker, Message], None]  # every message, once the log has it
+    heard: Callable[[Worker, WorkerMessage], None]  # every message, once the log has it
     registered: Callable[[Worker, protocol.Registered], None]  # before that
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
     # On another thread: of a rank, from its ring, into a directory, for these steps and all saved there; the
@@ -92,7 +92,7 @@ class Supervisor(threading.Thread):
         hosts: Hosts | None = None,
         proxies: Proxies | None = None,
         mistakes_before: frozenset[str] = frozenset(),
-        protection: Protection | None = None,
+        protection: MemoryProtection | None = None,
         said_before: Sequence[Arrived] = (),
         elastic: bool = False,
         snapshot: Callable[[], int | None] = lambda: None,
@@ -118,7 +118,7 @@ class Supervisor(threading.Thread):
         self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
-        self._job = Job(
+        self._job = KnownJob(
             ranks, time.monotonic(), save_deadline, restarts_left, mistakes_before=mistakes_before
         )
         self._registrations: dict[int, protocol.Registered] = {}
@@ -345,7 +345,7 @@ class Supervisor(threading.Thread):
                 except Exception as error:
                     self._note_nonsense(f"rank {worker.rank}", error)
 
-    def _act_on(self, worker: Worker, message: Message) -> None:
+    def _act_on(self, worker: Worker, message: WorkerMessage) -> None:
         self._forward(worker.rank, message)
         if isinstance(message, protocol.Registered):
             self._reports.registered(worker, message)
@@ -363,7 +363,7 @@ class Supervisor(threading.Thread):
             what = str(error) if isinstance(error, ProtocolError) else f"{error!r:.300}"
             self._log.write("warning", text=f"{who} says what makes no sense: {what}{more}")
 
-    def _forward(self, rank: int, message: Message) -> None:
+    def _forward(self, rank: int, message: WorkerMessage) -> None:
         """Let the other hosts hear it, too; what only one host acts on goes to that one."""
         if self._hosts is None or isinstance(message, protocol.Loaded):
             return
@@ -373,7 +373,7 @@ class Supervisor(threading.Thread):
         elif not self._leads():
             self._hosts.send(self._leader(), said)
 
-    def _hear(self, rank: int, message: Message) -> None:
+    def _hear(self, rank: int, message: WorkerMessage) -> None:
         # Those are long, and of use for a moment or to the agent alone.
         if not isinstance(message, protocol.Loaded | protocol.Progress | protocol.Group):
             fields = asdict(message)
@@ -384,7 +384,7 @@ class Supervisor(threading.Thread):
                 self._register(rank, message)
             case protocol.AtEnd() | protocol.Finished():
                 self._hear_of_end(rank, message)
-            case protocol.TorchLoaded() | protocol.Failing() | protocol.Refused() | protocol.Raised():
+            case protocol.TorchLoaded() | protocol.Failing() | protocol.WorkRefused() | protocol.Raised():
                 self._hear_how_it_ends(rank, message)
             case protocol.Hang():
                 self._hear_of_hang(rank, message)
@@ -412,13 +412,13 @@ class Supervisor(threading.Thread):
         else:
             self._change(rank, reachable=False, finished=message.at_exit)
 
-    def _hear_how_it_ends(self, rank: int, message: Message) -> None:
+    def _hear_how_it_ends(self, rank: int, message: WorkerMessage) -> None:
         match message:
             case protocol.TorchLoaded():
                 self._change(rank, torch_loaded=True)
             case protocol.Failing():
                 self._change(rank, failing=message.mistake)
-            case protocol.Refused():
+            case protocol.WorkRefused():
                 if all(known.refused is None for known in self._job.ranks):  # each rank may say the same
                     self._say(f"rank {rank} can't go on: {message.reason}")
                 self._change(rank, refused=message.reason)
@@ -473,7 +473,7 @@ class Supervisor(threading.Thread):
     def _tell_alarm(self, cause: str, text: str, blamed: Sequence[int] = ()) -> None:
         """Raise an alarm on all hosts about what only this one knows; blamed: the ranks that caused it."""
         if self._hosts is not None:
-            self._hosts.broadcast(agents.Alarm(cause, text, list(blamed)))
+            self._hosts.broadcast(agents.HostAlarm(cause, text, list(blamed)))
         self._alarm(cause, text, blamed)
         self._blame(blamed)
 
@@ -631,7 +631,7 @@ class Supervisor(threading.Thread):
     def _hear_hosts(self) -> None:
         assert self._hosts is not None
         for arrived in self._hosts.take():
-            if isinstance(arrived, Lost):
+            if isinstance(arrived, HostLost):
                 self._lose(arrived)
             elif isinstance(arrived, Unclear):
                 self._note_nonsense(self._hosts.name(arrived.host), arrived.error)
@@ -657,7 +657,7 @@ class Supervisor(threading.Thread):
                 self._pass_on(self._workers[rank], protocol.decode(text.encode()), arrived.host)
             case message if isinstance(message, agents.OF_PROXIES) and self._proxies is not None:
                 self._proxies.hear_host(arrived)
-            case agents.Stopped(rank):
+            case agents.ProcessStopped(rank):
                 self._investigation.hear_stopped(self._rank(rank).rank)
             case agents.RingPart(rank, size, place):
                 self._copies.write(self._rank(rank).rank, size, place, arrived.data)
@@ -668,12 +668,12 @@ class Supervisor(threading.Thread):
                 self._job = replace(self._job, takes_in=True, is_free=True)
             case agents.WantSave(step) if 0 < step < ring_format.LAST_STEP:
                 wishes.want_save_after([worker.ring_fd for worker in self._workers.values()], step)
-            case agents.Alarm() as alarm:
+            case agents.HostAlarm() as alarm:
                 self._hear_alarm(arrived.host, alarm)
             case message:
                 self._hear_of_stacks(arrived.host, message, arrived.data)
 
-    def _hear_of_stacks(self, host: int, message: agents.Message, data: bytes) -> None:
+    def _hear_of_stacks(self, host: int, message: agents.AgentMessage, data: bytes) -> None:
         match message:
             case agents.StacksWanted(rank):
                 self._send_stacks(host, self._workers[rank])
@@ -684,7 +684,7 @@ class Supervisor(threading.Thread):
             case _:
                 raise ProtocolError(f"Nobody here has a use for {message!r:.200}.")
 
-    def _hear_alarm(self, host: int, alarm: agents.Alarm) -> None:
+    def _hear_alarm(self, host: int, alarm: agents.HostAlarm) -> None:
         blamed = [self._rank(rank).rank for rank in alarm.blamed]
         if alarm.cause == "signal":
             self.leaving.add(host)
@@ -692,11 +692,11 @@ class Supervisor(threading.Thread):
         self._alarm(alarm.cause, alarm.text, blamed)
         self._blame(blamed)
 
-    def _pass_on(self, worker: Worker, order: Message, host: int) -> None:
+    def _pass_on(self, worker: Worker, order: WorkerMessage, host: int) -> None:
         """Give a rank of this host an order of another's; tell that if the rank is stopped."""
         assert self._hosts is not None
         if worker.is_stopped():
-            self._hosts.send(host, agents.Stopped(worker.rank))
+            self._hosts.send(host, agents.ProcessStopped(worker.rank))
         worker.send(order)  # who can't be asked does not answer
 
     def _ask_for_stacks(self, rank: int) -> None:
@@ -715,7 +715,7 @@ class Supervisor(threading.Thread):
 
         threading.Thread(target=send, name="jitckpt-stacks", daemon=True).start()
 
-    def _lose(self, lost: Lost) -> None:
+    def _lose(self, lost: HostLost) -> None:
         """A host is gone: its ranks have ended, as far as this job is concerned."""
         assert self._hosts is not None
         ranks = self._hosts.all[lost.host].ranks
@@ -750,7 +750,7 @@ class Supervisor(threading.Thread):
         elif saving:
             self._tell_who_saves(saving)
 
-    def _order(self, rank: int, order: Message) -> str | None:
+    def _order(self, rank: int, order: WorkerMessage) -> str | None:
         """Give a rank of any host an order; return why that can't be done, or None."""
         if rank in self._workers:
             return self._workers[rank].send(order)

@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable, Collection, Sequence
 
 from jitckpt.console import say
-from jitckpt.decisions.elastic import Begun, next_look
+from jitckpt.decisions.elastic import StartBegun, next_look
 
 LOOK_SECONDS = 2.0
 
@@ -16,7 +16,7 @@ class TakingIn(threading.Thread):
     def __init__(
         self,
         waiting: Callable[[], Collection[str]],
-        starts: Sequence[Begun],
+        starts: Sequence[StartBegun],
         *,
         hosts: int,
         wait: float,

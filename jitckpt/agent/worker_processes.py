@@ -20,16 +20,16 @@ from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.shelf import Shelf
-from jitckpt.agent.migration.snapshots import Snapshots
+from jitckpt.agent.migration.snapshots import ProcessSnapshots
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.progress import ProgressTeller
-from jitckpt.agent.protection import Protection
+from jitckpt.agent.protection import MemoryProtection
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
-from jitckpt.agent.proxies.exchange import Settings as Exchange
+from jitckpt.agent.proxies.exchange import ExchangeSettings
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
 from jitckpt.agent.settings import Settings
@@ -38,7 +38,7 @@ from jitckpt.agent.taking_in import TakingIn
 from jitckpt.bindings import clock
 from jitckpt.console import say, show_size
 from jitckpt.decisions.recovery import Outcome
-from jitckpt.decisions.step_tree import Place
+from jitckpt.decisions.step_tree import TreePlace
 from jitckpt.decisions.suspects import VARIABLE, Suspects
 from jitckpt.errors import (
     JitckptError,
@@ -56,7 +56,8 @@ from jitckpt.system.resting_place import RestingPlace
 from jitckpt.wire import environment as variables
 from jitckpt.wire import protocol
 from jitckpt.wire.agents import WantSave
-from jitckpt.wire.protocol import Message
+from jitckpt.wire.moves import JobFacts
+from jitckpt.wire.protocol import WorkerMessage
 
 HEARING_SECONDS = 0.5  # in which all hosts have heard what one says
 SETTLED_STEPS = 3  # after a start's first, until a healthy training is ended to take in hosts
@@ -91,7 +92,7 @@ class WorkerProcesses(PContext):
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
         taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
-        facts: Mapping[str, Any] = {},
+        facts: JobFacts | None = None,
         started: Start = Start(),  # noqa: B008
         shelf: Shelf | None = None,
         made_again: MadeAgain | None = None,
@@ -117,7 +118,7 @@ class WorkerProcesses(PContext):
         self._hosts = hosts
         self._memory = memory
         self._memories: dict[int, int] = {}  # of this host's ranks
-        self._protection: Protection | None = None
+        self._protection: MemoryProtection | None = None
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -141,7 +142,7 @@ class WorkerProcesses(PContext):
         self._taking_in: TakingIn | None = None
         # Where this host comes in the place of another, what that has known.
         self._said_before: Sequence[Arrived] = ()
-        self._known_place: Place | None = None
+        self._known_place: TreePlace | None = None
         self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
         self._shelf, self._made_again = shelf, made_again
 
@@ -221,12 +222,7 @@ class WorkerProcesses(PContext):
             self._children.end_all()
             if self._control is not None:
                 self._control.close()
-            if self._barrier is not None:
-                self._barrier.close()
-            if self._relay is not None:
-                self._relay.close()
-            if self._resting_place is not None:
-                self._resting_place.close()
+            self._close_for_workers()
             raise
 
     def _begin_to_supervise(self) -> None:
@@ -234,7 +230,7 @@ class WorkerProcesses(PContext):
         workers = list(self._workers.values())
         self._copier = self._copier_of_rings()
         if self._memory is not None:
-            self._protection = Protection(self._memory, self._memories, self._hosts, self._log)
+            self._protection = MemoryProtection(self._memory, self._memories, self._hosts, self._log)
         self._device_proxies = self._proxies()
         self.supervisor = Supervisor(
             workers=workers,
@@ -287,7 +283,7 @@ class WorkerProcesses(PContext):
         self._mover = self._make_mover()
         if self._settings.exchange_broken:
             moves = self._mover if self._settings.move_broken else None
-            exchange = Exchange(
+            exchange = ExchangeSettings(
                 tuple(self._devices),
                 injection.OF_A_BROKEN_DEVICE,
                 move=None if moves is None else moves.move,
@@ -313,10 +309,10 @@ class WorkerProcesses(PContext):
             self._made_again.adopt(proxies)
         return proxies
 
-    def _suspension(self) -> Suspending | Snapshots | None:
+    def _suspension(self) -> Suspending | ProcessSnapshots | None:
         if self._shelf is not None and self._mover is not None and self._resting_place is not None:
             assert self._settings.snapshot_every is not None
-            return Snapshots(
+            return ProcessSnapshots(
                 self._mover,
                 [worker.rank for worker in self._workers.values()],
                 self._shelf,
@@ -348,7 +344,9 @@ class WorkerProcesses(PContext):
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
         secret = self._settings.secret
-        if self._mover is None or self._hosts is None or secret is None or not self._settings.move_broken:
+        if self._mover is None or self._hosts is None or self._facts is None or secret is None:
+            return {}
+        if not self._settings.move_broken:
             return {}
         departure = Departure(
             self._mover,
@@ -471,7 +469,7 @@ class WorkerProcesses(PContext):
         if message.named_directory and not os.path.isabs(message.named_directory):
             self._first_directories.setdefault(message.named_directory, message.checkpoint_dir)
 
-    def _heard(self, worker: Worker, message: Message) -> None:
+    def _heard(self, worker: Worker, message: WorkerMessage) -> None:
         match message:
             case protocol.Loaded():
                 self._spares.note_loaded(self._local_rank(worker), message.modules, message.environment)
@@ -582,12 +580,12 @@ class WorkerProcesses(PContext):
         for worker in self._workers.values():
             worker.close()
         self._children.end_all()
-        if self._barrier is not None:
-            self._barrier.close()
-        if self._relay is not None:
-            self._relay.close()
-        if self._resting_place is not None:
-            self._resting_place.close()
+        self._close_for_workers()
+
+    def _close_for_workers(self) -> None:
+        for one in (self._barrier, self._relay, self._resting_place):
+            if one is not None:
+                one.close()
 
 
 def _hold(directory: Path, run: str, log: EventLog) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 from jitckpt.errors import NativeError
 
 
-class Standing(Enum):
+class DeviceStanding(Enum):
     """Whether the device is where the program's calls and events say; as in jitckpt_proxy.h."""
 
     INTACT = 0
@@ -44,6 +44,6 @@ def share(descriptor: int, offset: int, size: int) -> int:
     return address.value
 
 
-def standing() -> Standing:
+def standing() -> DeviceStanding:
     """Return how the device stands; without a proxy it is where it is."""
-    return Standing(_proxy().jitckpt_proxy_stands()) if is_there() else Standing.INTACT
+    return DeviceStanding(_proxy().jitckpt_proxy_stands()) if is_there() else DeviceStanding.INTACT

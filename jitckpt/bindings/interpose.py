@@ -81,7 +81,7 @@ def _declared() -> Any:  # its objects get their attributes from the declaration
 
 
 @dataclass(frozen=True)
-class Progress:
+class StepProgress:
     """Steps begun and ended, by the host and by the device; see jitckpt_progress_t."""
 
     host_begun: int
@@ -184,10 +184,10 @@ class Native:
         """Whether a save lets all threads go on: to the boundary of the iteration, whose step has begun."""
         self._library.jitckpt_await_boundary(waits)
 
-    def progress(self) -> Progress:
+    def progress(self) -> StepProgress:
         self._library.jitckpt_get_progress(self._progress)
         found = self._progress
-        return Progress(
+        return StepProgress(
             found.host_begun,
             found.host_ended,
             found.device_begun,

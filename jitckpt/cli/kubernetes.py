@@ -10,11 +10,11 @@ from functools import partial
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.run import run_parser
 from jitckpt.clusters import kubernetes
-from jitckpt.clusters.kubernetes import Manifest, Training
+from jitckpt.clusters.kubernetes import JobToRun, Manifest
 from jitckpt.decisions import memory_wanted
 from jitckpt.errors import JitckptError
 
-KINDS: dict[str, Callable[[Training], list[Manifest]]] = {
+KINDS: dict[str, Callable[[JobToRun], list[Manifest]]] = {
     "jobset": partial(kubernetes.job_set, in_place=False),
     "job": kubernetes.job,
     "trainjob": kubernetes.train_job,
@@ -73,7 +73,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def _training(args: argparse.Namespace, run: list[str]) -> Training:
+def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
     """Return what the flags say. Raises ValueError with a sentence where they contradict each other."""
     parser = run_parser()
     wanted = parser.parse_args(run)
@@ -94,7 +94,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> Training:
         )
     beside = LAUNCHER + max(args.gpus, 1) * (RANK + wanted.staging)
     seconds = wanted.save_deadline + (wanted.objects_deadline if wanted.objects is not None else 0)
-    return Training(
+    return JobToRun(
         name=args.name,
         image=args.image,
         nodes=args.nodes,

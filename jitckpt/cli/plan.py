@@ -15,7 +15,7 @@ from jitckpt.cli.tables import WIDTH_OF_FILES, show
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.sizes import show_bytes
 from jitckpt.planning.cluster import EXAMPLE, Description, read_description
-from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, Refused, compare, recommend
+from jitckpt.planning.plan import USUAL_POLICIES, Analysis, Recommendation, RefusedPolicy, compare, recommend
 from jitckpt.planning.units import show_seconds
 
 # What a policy is put together from.
@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> int:
     show(console, _policies_table(rows))
     show(console, _recovery_table(description, rows))
     for row in rows:
-        if isinstance(row, Refused):
+        if isinstance(row, RefusedPolicy):
             console.print(
                 f"{row.policy} cannot run here: {row.reason}", markup=False, highlight=False, soft_wrap=True
             )
@@ -102,9 +102,9 @@ def check_tiers(policy: str) -> None:
             )
 
 
-def refusals(rows: list[Analysis | Refused]) -> list[str]:
+def refusals(rows: list[Analysis | RefusedPolicy]) -> list[str]:
     """Return why none of the policies can run here; nothing where one can."""
-    refused = [row for row in rows if isinstance(row, Refused)]
+    refused = [row for row in rows if isinstance(row, RefusedPolicy)]
     return (
         [f"{row.policy} cannot run here: {row.reason}" for row in refused]
         if len(refused) == len(rows)
@@ -112,14 +112,14 @@ def refusals(rows: list[Analysis | Refused]) -> list[str]:
     )
 
 
-def _policies_table(rows: list[Analysis | Refused]) -> Table:
+def _policies_table(rows: list[Analysis | RefusedPolicy]) -> Table:
     table = Table(title="Policies")
     table.add_column("policy", no_wrap=True)
     for column in ("wasted share", "a save every", "redone work a failure", "recovery a failure",
                    "host memory a machine", "GPU memory", "money a month"):  # fmt: skip
         table.add_column(column, justify="right")
     for row in rows:
-        if isinstance(row, Refused):
+        if isinstance(row, RefusedPolicy):
             table.add_row(row.policy, *["-"] * 7)
             continue
         interval = row.save_interval_seconds
@@ -136,7 +136,7 @@ def _policies_table(rows: list[Analysis | Refused]) -> Table:
     return table
 
 
-def _recovery_table(description: Description, rows: list[Analysis | Refused]) -> Table:
+def _recovery_table(description: Description, rows: list[Analysis | RefusedPolicy]) -> Table:
     table = Table(title="Recovery time by failure, and who recovers")
     table.add_column("policy", no_wrap=True)
     for mode in description.failures:
@@ -158,10 +158,10 @@ def _share(share: float) -> str:
     return "" if share == 1 else f"{share:.1%} "
 
 
-def _as_json(rows: list[Analysis | Refused], advice: Recommendation) -> dict[str, Any]:
+def _as_json(rows: list[Analysis | RefusedPolicy], advice: Recommendation) -> dict[str, Any]:
     policies: list[dict[str, Any]] = []
     for row in rows:
-        if isinstance(row, Refused):
+        if isinstance(row, RefusedPolicy):
             policies.append({"policy": row.policy, "refused": row.reason})
             continue
         policies.append(

@@ -17,11 +17,11 @@ from jitckpt.events import FILE_NAME, read_events
 from jitckpt.planning.snapshots import SnapshotCosts, best_interval_seconds, best_minutes, lost_share
 from jitckpt.planning.units import DAY_SECONDS, MINUTE_SECONDS, SECONDS, quantity, show_seconds
 from jitckpt.reports.present import is_whole
-from jitckpt.reports.snapshots_measured import Measured, measured
+from jitckpt.reports.snapshots_measured import MeasuredSnapshots, measured
 from jitckpt.reports.timeline import jobs
 
 COMPARED = (0.5, 1.0, 2.0)  # times the best interval
-NOTHING = Measured((), (), (), 0, 0.0)
+NOTHING = MeasuredSnapshots((), (), (), 0, 0.0)
 
 
 def main(arguments: list[str]) -> int:
@@ -86,7 +86,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _costs(
-    found: Measured, given: dict[str, float | None], directory: Path | None
+    found: MeasuredSnapshots, given: dict[str, float | None], directory: Path | None
 ) -> tuple[SnapshotCosts, list[str]]:
     """Return what is reckoned with, and sentences that say whence. Raises InvalidInput if something lacks."""
     pause, between, come_back = (given[name] for name in ("pause", "between-failures", "come-back"))

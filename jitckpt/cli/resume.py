@@ -4,7 +4,7 @@ from pathlib import Path
 
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.suspend import told
-from jitckpt.wire.commands import Resume
+from jitckpt.wire.commands import ResumeJob
 
 
 def main(arguments: list[str]) -> int:
@@ -14,4 +14,4 @@ def main(arguments: list[str]) -> int:
         description="Have a job go on that `jitckpt suspend` has suspended. Its devices have to be free.",
     )
     parser.add_argument("job", type=Path, metavar="DIR", help="the job's checkpoint directory")
-    return told(parser.parse_args(arguments).job, Resume())
+    return told(parser.parse_args(arguments).job, ResumeJob())

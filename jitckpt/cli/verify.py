@@ -19,7 +19,14 @@ from jitckpt.cli.progress import shown_progress
 from jitckpt.errors import JitckptError
 from jitckpt.faults.injection import FATAL_KINDS
 from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, run_job
-from jitckpt.rehearsal.trials import FROM_OUTSIDE, Verdict, choose_trial, differing_parts, judge, steps_of
+from jitckpt.rehearsal.trials import (
+    FROM_OUTSIDE,
+    TrialVerdict,
+    choose_trial,
+    differing_parts,
+    judge,
+    steps_of,
+)
 from jitckpt.saves.final_state import RANDOM
 from jitckpt.system.signals import end_in_order
 from jitckpt.wire.environment import SELF_CHECK
@@ -35,7 +42,7 @@ class VerifyError(JitckptError):
 
 
 @dataclass(frozen=True)
-class Result:
+class VerifyResult:
     """What was found. chance: parts of the final state that differ between two undisturbed runs.
 
     self_check: what a restart would not bring back, as found beside the first undisturbed run; not_checked:
@@ -46,7 +53,7 @@ class Result:
     step_seconds: float
     chance: tuple[str, ...]
     left_out: tuple[str, ...]
-    verdicts: tuple[Verdict, ...]
+    verdicts: tuple[TrialVerdict, ...]
     self_check: tuple[str, ...] = ()
     not_checked: tuple[str, ...] = ()
 
@@ -125,7 +132,7 @@ def _verify(args: argparse.Namespace, folder: Path) -> int:
     return 0 if result.passed == args.trials else 1
 
 
-def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Progress) -> Result:
+def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Progress) -> VerifyResult:
     task = progress.add_task("undisturbed", total=args.trials + 2)
     undisturbed, again = (_undisturbed(args, folder / name, progress, task) for name in ("one", "two"))
     chance = _chance(undisturbed, again)
@@ -148,7 +155,7 @@ def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Pro
             run = _run(args, where, trial.faults, trial.strikes)
             verdicts.append(judge(trial, run, undisturbed, chance))
         except TimeoutError as error:
-            verdicts.append(Verdict(str(trial), None, None, None, None, 0, str(error)))
+            verdicts.append(TrialVerdict(str(trial), None, None, None, None, 0, str(error)))
         progress.advance(task)
         reason = verdicts[-1].reason
         console.print(f"trial {number}: {trial}: {reason or 'equal bit for bit'}", highlight=False)
@@ -156,7 +163,7 @@ def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Pro
             console.print((where / OUTPUT).read_text()[-SHOWN_OUTPUT:], markup=False, highlight=False)
     left_out = {name for state in undisturbed.final.values() for name in state.left_out}
     checks = [event for event in undisturbed.events if event["event"] == "self_check"]
-    return Result(
+    return VerifyResult(
         steps,
         undisturbed.step_seconds,
         chance,
@@ -223,7 +230,7 @@ def _chance(one: Run, other: Run) -> tuple[str, ...]:
     return tuple(sorted(parts))
 
 
-def _tell(console: Console, result: Result) -> None:
+def _tell(console: Console, result: VerifyResult) -> None:
     table = Table(pad_edge=False)
     for heading in ("", "failure", "went on from", "redone", "recovery", "verdict"):
         table.add_column(heading, justify="left" if heading in ("failure", "verdict") else "right")

@@ -24,7 +24,7 @@ KUBEFLOW = "trainer.kubeflow.org"
 
 
 @dataclass(frozen=True)
-class Training:
+class JobToRun:
     """What is run, and what each host gives to it.
 
     standbys: hosts beyond those that train. run: the options of `jitckpt run`, the script and its arguments.
@@ -58,7 +58,7 @@ def in_pod(environment: Mapping[str, str]) -> bool:
     return "KUBERNETES_SERVICE_HOST" in environment
 
 
-def job_set(training: Training, *, in_place: bool) -> list[Manifest]:
+def job_set(training: JobToRun, *, in_place: bool) -> list[Manifest]:
     """Return a JobSet. in_place: the container of a host that fails is started again in its pod."""
     job = _job(training, _meeting(training, f"{training.name}-{HOST}-0-0.{training.name}"), in_place)
     policy: Manifest = {"maxRestarts": 0}  # a Job fails only where another start would, too
@@ -76,7 +76,7 @@ def job_set(training: Training, *, in_place: bool) -> list[Manifest]:
     return [_named("jobset.x-k8s.io/v1alpha2", "JobSet", training, spec)]
 
 
-def job(training: Training) -> list[Manifest]:
+def job(training: JobToRun) -> list[Manifest]:
     """Return a Job and its headless service: what every cluster has."""
     spec = _job(training, _meeting(training, f"{training.name}-0.{training.name}"), in_place=False)
     spec["template"]["metadata"] = {"labels": {"jitckpt": training.name}}
@@ -93,7 +93,7 @@ def job(training: Training) -> list[Manifest]:
     ]
 
 
-def train_job(training: Training) -> list[Manifest]:
+def train_job(training: JobToRun) -> list[Manifest]:
     """Return a runtime of Kubeflow Trainer, and a TrainJob that takes it; it says who each host is."""
     job = _job(training, [], in_place=False, node=NODE)
     (container,) = job["template"]["spec"]["containers"]
@@ -139,7 +139,7 @@ def train_job(training: Training) -> list[Manifest]:
     ]
 
 
-def pytorch_job(training: Training) -> list[Manifest]:
+def pytorch_job(training: JobToRun) -> list[Manifest]:
     """Return a PyTorchJob of Kubeflow's older operator, which says who each host is."""
     pod = _pod(training, [], in_place=False, node="pytorch")
     (container,) = pod["containers"]
@@ -160,13 +160,13 @@ def pytorch_job(training: Training) -> list[Manifest]:
     return [_named("kubeflow.org/v1", "PyTorchJob", training, spec)]
 
 
-def _named(version: str, kind: str, training: Training, spec: Manifest) -> Manifest:
+def _named(version: str, kind: str, training: JobToRun, spec: Manifest) -> Manifest:
     labels = {} if training.queue is None else {"labels": {"kueue.x-k8s.io/queue-name": training.queue}}
     metadata = {"name": training.name, **labels}
     return {"apiVersion": version, "kind": kind, "metadata": metadata, "spec": spec}
 
 
-def _meeting(training: Training, first: str) -> list[str]:
+def _meeting(training: JobToRun, first: str) -> list[str]:
     """Return how the hosts find each other. first: the name of the first one's pod."""
     if training.coordinated:
         return ["--nnodes", str(training.nodes), "--rdzv-id", training.name]
@@ -179,7 +179,7 @@ def _meeting(training: Training, first: str) -> list[str]:
     return ["--nnodes", str(training.nodes), *where]
 
 
-def _job(training: Training, meeting: list[str], in_place: bool, node: str = HOST) -> Manifest:
+def _job(training: JobToRun, meeting: list[str], in_place: bool, node: str = HOST) -> Manifest:
     return {
         "completionMode": "Indexed",
         "completions": training.pods,
@@ -202,7 +202,7 @@ def _job(training: Training, meeting: list[str], in_place: bool, node: str = HOS
     }
 
 
-def _pod(training: Training, meeting: list[str], in_place: bool, node: str) -> Manifest:
+def _pod(training: JobToRun, meeting: list[str], in_place: bool, node: str) -> Manifest:
     amounts = {
         **({} if training.cpus is None else {"cpu": str(training.cpus)}),
         "memory": f"{training.memory}Mi",

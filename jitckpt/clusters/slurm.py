@@ -13,7 +13,7 @@ HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit
 
 
 @dataclass(frozen=True)
-class Step:
+class SlurmStep:
     """An agent's place: node number `node` of so many. name: of this run of the job, other when requeued.
 
     gpus: of this node, if the job has asked for any.
@@ -27,7 +27,7 @@ class Step:
     gpus: int | None
 
 
-def step_of(environment: Mapping[str, str]) -> Step:
+def step_of(environment: Mapping[str, str]) -> SlurmStep:
     """Return what the variables of a task say. Raises ValueError with a sentence if it can't be used."""
     if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
         raise ValueError(f"--slurm: this is no step of a Slurm job; {HOW}")
@@ -37,7 +37,7 @@ def step_of(environment: Mapping[str, str]) -> Step:
         raise ValueError(f"--slurm: step {job}.{step} has {tasks} tasks on {nodes} nodes; {HOW}")
     again = environment.get("SLURM_RESTART_COUNT", "0")
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
-    return Step(
+    return SlurmStep(
         name=f"slurm-{job}-{again}-{step}",
         node=int(environment["SLURM_NODEID"]),
         nodes=nodes,
@@ -48,7 +48,7 @@ def step_of(environment: Mapping[str, str]) -> Step:
     )
 
 
-def first_host(step: Step) -> str:
+def first_host(step: SlurmStep) -> str:
     """Return where the step's first node can be reached. Raises HostsError if Slurm does not say it."""
     name = _asked("show", "hostnames", step.node_list).split()[0]
     try:

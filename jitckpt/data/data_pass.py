@@ -24,7 +24,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from jitckpt.data import dealing
 from jitckpt.data.dataset_generators import DatasetGenerators
 from jitckpt.data.generators import Generators
-from jitckpt.data.loader_workers import Beginning, Carried, WithStates, Workers
+from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.errors import CheckpointError
 
@@ -276,7 +276,7 @@ class _PlainPass(Pass):
                 self.state.at_start = self.state.now = {0: packed.pack(self._of_dataset.capture())}
 
     def _handed_out(self, batch: Any) -> Any:
-        if not isinstance(batch, Carried):
+        if not isinstance(batch, CarriedBatch):
             if self._of_dataset:
                 self.state.now = {0: packed.pack(self._of_dataset.capture())}
             return batch

@@ -21,14 +21,14 @@ _random: WorkerGenerators | None = None  # in a worker: its own
 _sent: Encoded | None = None
 
 
-class Carried:
+class CarriedBatch:
     """A batch, by which worker, and that worker's states behind it; None if they are as before."""
 
     def __init__(self, batch: Any, worker: int, states: bytes | None) -> None:
         self.batch, self.worker, self.states = batch, worker, states
 
-    def pin_memory(self) -> "Carried":
-        return Carried(pin_memory(self.batch), self.worker, self.states)
+    def pin_memory(self) -> "CarriedBatch":
+        return CarriedBatch(pin_memory(self.batch), self.worker, self.states)
 
 
 class WithStates:
@@ -37,7 +37,7 @@ class WithStates:
     def __init__(self, collate: Callable[[Any], Any]) -> None:
         self.collate = collate
 
-    def __call__(self, samples: Any) -> Carried:
+    def __call__(self, samples: Any) -> CarriedBatch:
         global _sent  # noqa: PLW0603
         batch = self.collate(samples)
         worker = get_worker_info()
@@ -45,9 +45,9 @@ class WithStates:
         assert worker is not None
         states = _random.capture()
         if states is _sent:
-            return Carried(batch, worker.id, None)
+            return CarriedBatch(batch, worker.id, None)
         _sent = states
-        return Carried(batch, worker.id, packed.pack(states))
+        return CarriedBatch(batch, worker.id, packed.pack(states))
 
 
 class Beginning:
@@ -91,7 +91,7 @@ class Workers(_MultiProcessingDataLoaderIter):
         return index, data
 
     def _drain(self, data: Any) -> None:
-        if isinstance(data, Carried) and data.states is not None:
+        if isinstance(data, CarriedBatch) and data.states is not None:
             self.drained[data.worker] = data.states
 
     @property

@@ -44,7 +44,7 @@ class OpenFile:
 
 
 @dataclass(frozen=True)
-class Process:
+class CarriedProcess:
     """mapped: the names of what is mapped. tracer: its debugger, 0: none. memory: bytes that are written."""
 
     pid: int
@@ -89,7 +89,7 @@ class Surroundings:
 
 
 @dataclass(frozen=True)
-class End:
+class SocketEnd:
     """A socket of theirs whose other end is the agent's, which makes a new pair. name: what it is for."""
 
     inode: int
@@ -107,7 +107,7 @@ class Carried:
     that have to be there. obstacles: sentences that say why the processes can't be moved.
     """
 
-    sockets: tuple[End, ...] = ()
+    sockets: tuple[SocketEnd, ...] = ()
     outputs: tuple[tuple[str, int], ...] = ()
     external: tuple[str, ...] = ()
     memory: tuple[str, ...] = ()
@@ -116,7 +116,9 @@ class Carried:
     obstacles: tuple[str, ...] = ()
 
 
-def carried(processes: Sequence[Process], sockets: Mapping[int, Socket], around: Surroundings) -> Carried:
+def carried(
+    processes: Sequence[CarriedProcess], sockets: Mapping[int, Socket], around: Surroundings
+) -> Carried:
     """Return how all belongings of a tree of processes are carried. sockets: by inode."""
     mine = dict(_sockets_of(processes, sockets))
     ends, obstacles = _ends(mine, around)
@@ -146,8 +148,8 @@ def carried(processes: Sequence[Process], sockets: Mapping[int, Socket], around:
 
 
 def _sockets_of(
-    processes: Sequence[Process], sockets: Mapping[int, Socket]
-) -> Iterator[tuple[int, tuple[Process, Socket]]]:
+    processes: Sequence[CarriedProcess], sockets: Mapping[int, Socket]
+) -> Iterator[tuple[int, tuple[CarriedProcess, Socket]]]:
     for process in reversed(processes):  # of those that have one the first counts
         for file in process.files:
             inode = file.identity[1]
@@ -155,7 +157,9 @@ def _sockets_of(
                 yield inode, (process, sockets[inode])
 
 
-def _ends(mine: Mapping[int, tuple[Process, Socket]], around: Surroundings) -> tuple[list[End], list[str]]:
+def _ends(
+    mine: Mapping[int, tuple[CarriedProcess, Socket]], around: Surroundings
+) -> tuple[list[SocketEnd], list[str]]:
     """Return the sockets to the agent, and why others can't be carried."""
     ends, obstacles = [], []
     inside = {one.ends for _, one in mine.values() if one.family == "tcp"}
@@ -166,7 +170,7 @@ def _ends(mine: Mapping[int, tuple[Process, Socket]], around: Surroundings) -> t
             if around.elsewhere and one.ends[::-1] not in inside:
                 obstacles.append(_sentence(process, f"a TCP connection to {one.ends[1]}"))
         elif one.peer in around.agent:
-            ends.append(End(inode, one.kind, around.agent[one.peer]))
+            ends.append(SocketEnd(inode, one.kind, around.agent[one.peer]))
         elif one.peer and one.peer not in mine and one.peer not in around.servers_sockets:
             where = f" at {one.path}" if one.path else ""
             obstacles.append(_sentence(process, f"a socket{where} whose other end is a process's of its own"))
@@ -195,7 +199,7 @@ def _obstacle(file: OpenFile, around: Surroundings, inside: Collection[int]) -> 
     return ""
 
 
-def _obstacles_of(process: Process) -> Iterator[str]:
+def _obstacles_of(process: CarriedProcess) -> Iterator[str]:
     if process.tracer:
         yield f"a debugger, process {process.tracer}"
     for name in sorted(process.mapped):
@@ -207,5 +211,5 @@ def _obstacles_of(process: Process) -> Iterator[str]:
             yield f"{name} mapped, a device's own file"
 
 
-def _sentence(process: Process, what: str) -> str:
+def _sentence(process: CarriedProcess, what: str) -> str:
     return f"Process {process.pid} ({process.name}) has {what}."

@@ -12,7 +12,7 @@ GRAIN = 16  # bytes; no element is wider, and a part begins with one
 
 
 @dataclass(frozen=True)
-class Part:
+class ByteRange:
     """Bytes of a tensor, from `begin` on up to `end`."""
 
     name: str
@@ -25,7 +25,9 @@ def members(shards: Sequence[int], rank: int) -> tuple[int, ...]:
     return tuple(other for other, shard in enumerate(shards) if shard == shards[rank])
 
 
-def parts(sizes: Mapping[str, int], count: int, number: int, uncut: Collection[str] = ()) -> Iterator[Part]:
+def parts(
+    sizes: Mapping[str, int], count: int, number: int, uncut: Collection[str] = ()
+) -> Iterator[ByteRange]:
     """Yield what member `number` of `count` copies; sizes: of the tensors, in bytes.
 
     uncut: those that go as a whole to whoever has their first byte.
@@ -38,9 +40,9 @@ def parts(sizes: Mapping[str, int], count: int, number: int, uncut: Collection[s
         if name in uncut or size == 0:
             is_last = number == count - 1 and place >= end
             if begin <= place < end or is_last:
-                yield Part(name, 0, size)
+                yield ByteRange(name, 0, size)
         elif (first := _within(begin - place, size)) < (last := _within(end - place, size)):
-            yield Part(name, first, last)
+            yield ByteRange(name, first, last)
         place += size
 
 

@@ -15,7 +15,7 @@ MOST_DOUBLINGS = 6
 
 
 @dataclass(frozen=True)
-class Begun:
+class StartBegun:
     """A start of the ranks: when it began, in seconds of one clock, and of how many hosts.
 
     took_in: the one before was ended for it, to take in hosts.
@@ -26,7 +26,9 @@ class Begun:
     took_in: bool = False
 
 
-def next_look(starts: Sequence[Begun], most: int, waiting: Mapping[str, float], wait: float) -> float | None:
+def next_look(
+    starts: Sequence[StartBegun], most: int, waiting: Mapping[str, float], wait: float
+) -> float | None:
     """Return when hosts may be taken in; None while there is no reason to.
 
     starts: those that are known, the newest last. waiting: since when each host outside has been there.
@@ -37,7 +39,7 @@ def next_look(starts: Sequence[Begun], most: int, waiting: Mapping[str, float], 
     return max(steady, starts[-1].at + pause(starts, wait))
 
 
-def pause(starts: Sequence[Begun], wait: float) -> float:
+def pause(starts: Sequence[StartBegun], wait: float) -> float:
     """Return how many seconds the newest start is left alone: more after hosts that came and went."""
     in_vain = 0
     for at in range(len(starts) - 1, 0, -1):

@@ -28,7 +28,7 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Start:
+class AgreedStart:
     """A start of the workers: its number, its agents in the order of their places, the newest safe step."""
 
     number: int
@@ -37,8 +37,8 @@ class Start:
 
 
 def next_start(
-    members: Mapping[str, Member], last: Start | None, is_over: bool, lost: Collection[str], hosts: int
-) -> Start | None:
+    members: Mapping[str, Member], last: AgreedStart | None, is_over: bool, lost: Collection[str], hosts: int
+) -> AgreedStart | None:
     """Return the start of so many hosts that may begin now; None if there has to be waited.
 
     lost: agents of the last start that the one who asks sees no more; it does not wait for them.
@@ -57,10 +57,10 @@ def next_start(
         return None
     step = max([0 if last is None else last.step, *(members[agent].step for agent in placed)])
     number = max([number, *(members[agent].start for agent in placed)])
-    return Start(number + 1, placed, step)
+    return AgreedStart(number + 1, placed, step)
 
 
-def stands_by(members: Mapping[str, Member], last: Start, agent: str) -> int | None:
+def stands_by(members: Mapping[str, Member], last: AgreedStart, agent: str) -> int | None:
     """Return which of those that stand by this agent is, from 0, the oldest first; None if it is none."""
     waiting = sorted(members.keys() - set(last.agents), key=lambda other: (members[other].since, other))
     return waiting.index(agent) if agent in waiting else None

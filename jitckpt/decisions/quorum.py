@@ -12,29 +12,8 @@ for both: to follow that start, and the one before it.
 """
 
 from collections.abc import Collection
-from dataclasses import dataclass
 
-STORE = -1  # the place of the store at which a start has met
-HEARD = -2  # the place of a host that stood by
-
-
-@dataclass(frozen=True)
-class Past:
-    """What a host, or a store, knows of the newest start of the workers that it took part in, or heard of.
-
-    start: by which all hosts of it know each other. number: higher for later ones. hosts: how many there
-    were. place: this host's among them, STORE or HEARD. holder: the place of the host with the rendezvous'
-    store, -1 if it was none of them. ended: the places of those that never come again. in_doubt: its hosts'
-    agents in the order of their places, if this one has agreed to it and does not know whether all have.
-    """
-
-    start: str
-    number: int
-    hosts: int
-    place: int
-    holder: int
-    ended: tuple[int, ...] = ()
-    in_doubt: tuple[str, ...] = ()
+from jitckpt.wire.hosts import STORE, Past
 
 
 def may_go_on(hosts: int, ended: Collection[int], voters: Collection[int], holder: int) -> bool:

@@ -91,7 +91,7 @@ class Rank:
 
 
 @dataclass(frozen=True)
-class Job:
+class KnownJob:
     """What the agent knows of all ranks. Times in seconds, of one monotonic clock.
 
     alarmed: a rank has reported a hang or an error of NCCL. suspected: a hang is being looked into.
@@ -189,7 +189,7 @@ class Close:
 Action = Wait | LetEnd | OrderSave | EndRanks | WriteLocalState | Close
 
 
-def decide(job: Job) -> Action:
+def decide(job: KnownJob) -> Action:
     """Return the next thing to do.
 
     Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
@@ -218,7 +218,7 @@ def decide(job: Job) -> Action:
     return Close(Outcome.INTERRUPTED if job.interrupted else end)
 
 
-def starts_again(job: Job) -> bool:
+def starts_again(job: KnownJob) -> bool:
     """Return whether a rank has failed, and another start is to follow."""
     failed = any(rank.failed for rank in job.ranks)
     may_restart = job.restarts_left > 0 or job.is_free
@@ -226,7 +226,7 @@ def starts_again(job: Job) -> bool:
     return failed and may_restart and not is_over and not incurable(job)
 
 
-def can_take_in(job: Job) -> bool:
+def can_take_in(job: KnownJob) -> bool:
     """Return whether all ranks can be saved now, to start again with the hosts that wait.
 
     Not where one has failed, is looked into, or is at its end: a healthy training is not risked.
@@ -239,7 +239,7 @@ def can_take_in(job: Job) -> bool:
     )
 
 
-def incurable(job: Job) -> str | None:
+def incurable(job: KnownJob) -> str | None:
     """Return why another start would end as this one has; None if it may not.
 
     It goes by what all hosts know alike once all ranks have ended.
@@ -287,7 +287,7 @@ def whole_steps(ranks: Iterable[Rank]) -> set[int]:
     return {step for step, _ in saved if step is not None and all((step, s) in saved for s in range(shards))}
 
 
-def _let_end(job: Job) -> Action | None:
+def _let_end(job: KnownJob) -> Action | None:
     """Let ranks end at the end of their scripts: all at once, or those that a hang may be about.
 
     What ends a script may be a failure that only the exit status tells (`raise SystemExit(1)`). Then others
@@ -299,7 +299,7 @@ def _let_end(job: Job) -> Action | None:
     return LetEnd(tuple(rank.rank for rank in staying)) if staying else None
 
 
-def _save(job: Job) -> Action | None:
+def _save(job: KnownJob) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
     if job.impatient or (job.in_memory is not None and not job.can_be_saved()):
         return None  # what can be saved would be of no use, and the memory tier has the state
@@ -321,7 +321,7 @@ def _patience_with(rank: Rank) -> float:
     return inf if rank.stopped_since is None else rank.stopped_since + STOPPED_GRACE
 
 
-def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None:
+def _save_of_newer_step(job: KnownJob, able: list[Rank], whole: int) -> Action | None:
     """Wait for the save of a step after `whole`, if it can become whole as well; None if it can't.
 
     A rank whose host was held before the optimizer step saves one step less than a replica whose host was
@@ -344,7 +344,7 @@ def _save_of_newer_step(job: Job, able: list[Rank], whole: int) -> Action | None
     return Wait(until) if newer & whole_steps(done) and job.now < until else None
 
 
-def _write_local_state(job: Job) -> Action | None:
+def _write_local_state(job: KnownJob) -> Action | None:
     """What is still to do for the rank-local states; None if there is no more to wait for.
 
     The file system may not answer, and then the next start does not wait for it either.
@@ -357,7 +357,7 @@ def _write_local_state(job: Job) -> Action | None:
     return None if job.impatient or job.now >= until else Wait(until)
 
 
-def _end(job: Job, live: list[Rank]) -> Action:
+def _end(job: KnownJob, live: list[Rank]) -> Action:
     grace_ends = None if job.ending_since is None else job.ending_since + TERMINATION_GRACE
     no_grace = job.impatient or job.goes_back or (grace_ends is not None and job.now >= grace_ends)
     # A registered rank has saved, or can't: its device hangs, and it would not hear SIGTERM.

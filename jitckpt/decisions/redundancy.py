@@ -13,7 +13,7 @@ LEAST_GROUP = 3  # with two members the parity would be a copy
 
 
 @dataclass(frozen=True)
-class Layout:
+class CellLayout:
     """Who of a sharding group keeps what, by cell. A cell is (shard, number)."""
 
     members: int
@@ -24,7 +24,7 @@ class Layout:
     ]  # (member that keeps it, cells it is the XOR of)
 
 
-def layout(members: int, copies: int = 0, parity: bool = False) -> Layout:
+def layout(members: int, copies: int = 0, parity: bool = False) -> CellLayout:
     """Member d keeps shard d and those of the `copies` members before it; parity as in AEC.
 
     The parity that member q keeps has one cell of every member whose shard q does not keep.
@@ -43,7 +43,7 @@ def layout(members: int, copies: int = 0, parity: bool = False) -> Layout:
             others = [member for member in range(members) if member not in holders[d]]
             for cell, member in enumerate(others):
                 under[member].add((d, cell))
-    return Layout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in under.items() if c))
+    return CellLayout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in under.items() if c))
 
 
 def protectable(members: int, losses: int) -> int:
@@ -56,13 +56,13 @@ def protectable(members: int, losses: int) -> int:
     return members
 
 
-def survives(plan: Layout, lost: Iterable[int]) -> bool:
+def survives(plan: CellLayout, lost: Iterable[int]) -> bool:
     """Whether every cell can still be read or decoded when the `lost` members are gone."""
     there = set(range(plan.members)) - set(lost)
     return recovered(plan, there, there) == set(range(plan.members))
 
 
-def recovered(plan: Layout, readable: Collection[int], parities: Collection[int]) -> set[int]:
+def recovered(plan: CellLayout, readable: Collection[int], parities: Collection[int]) -> set[int]:
     """Return whose shards can be read or decoded.
 
     readable: members of which all that they keep of shards is there; parities: members whose parity is.

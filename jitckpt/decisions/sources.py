@@ -70,7 +70,7 @@ class Source:
 
 
 @dataclass(frozen=True)
-class Plan:
+class SourcePlan:
     """What all ranks go on from: a source for each, by rank; and why, as a sentence.
 
     seconds: that it takes by the rates of the slowest link.
@@ -88,7 +88,7 @@ def decide(
     sources: Iterable[Source],
     failed: Collection[Source | Parity] = (),
     rates: Mapping[Kind, float] = RATES,
-) -> Plan | None:
+) -> SourcePlan | None:
     """Return the newest step of which every rank has a source; of equal ones the one that is had soonest.
 
     failed: sources whose check has failed; they are not taken again. None if there is no such step.
@@ -115,7 +115,7 @@ def decide(
     for (step, _), group in sorted(by_group.items()):
         if step > newest and len(group) > len(lost.get(step, ())):
             lost[step] = group
-    return Plan(newest, timeline, chosen, seconds, _reason(newest, chosen, needed, lost, out))
+    return SourcePlan(newest, timeline, chosen, seconds, _reason(newest, chosen, needed, lost, out))
 
 
 def _cheapest(

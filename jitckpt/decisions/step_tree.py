@@ -7,21 +7,9 @@ first host knows of all goes down again. So none tells more than FAN_OUT others,
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+from jitckpt.wire.agents import Come
+
 FAN_OUT = 16
-
-
-@dataclass(frozen=True)
-class Come:
-    """What all ranks of some hosts have come to. The same as Together::Come of native/proxy/transport.
-
-    recovery_and_step: in one number, which only grows; 0: none, or they are of different recoveries.
-    whole_from: the first step before which all ranks make whole images again; 0: none is known. left: nobody
-    waits for the others any more.
-    """
-
-    recovery_and_step: int = 0
-    whole_from: int = 0
-    left: bool = False
 
 
 def merged(parts: Iterable[Come], step_bits: int) -> Come:
@@ -46,7 +34,7 @@ def children(host: int, hosts: int) -> range:
 
 
 @dataclass(frozen=True)
-class Place:
+class TreePlace:
     """What one host knows: a state machine without clocks or sockets.
 
     own: of its own ranks. below: of each child. told: what its parent was told last. everywhere: of all
@@ -56,16 +44,16 @@ class Place:
     host: int
     hosts: int
     step_bits: int
-    own: Come = Come()
+    own: Come = field(default_factory=Come)
     below: Mapping[int, Come] = field(default_factory=dict)
-    told: Come = Come()
-    everywhere: Come = Come()
+    told: Come = field(default_factory=Come)
+    everywhere: Come = field(default_factory=Come)
 
-    def here(self, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+    def here(self, come: Come) -> tuple["TreePlace", Sequence[tuple[int, Come]]]:
         """Take in what this host's own ranks have come to; return whom to tell what."""
         return replace(self, own=come)._news()
 
-    def hear(self, host: int, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+    def hear(self, host: int, come: Come) -> tuple["TreePlace", Sequence[tuple[int, Come]]]:
         """Take in what another host says. Raises KeyError for one that has nothing to say here."""
         if host == parent(self.host):
             return self._all_have_come(come)
@@ -73,7 +61,7 @@ class Place:
             raise KeyError(f"host {host} is no neighbour of host {self.host}")
         return replace(self, below={**self.below, host: come})._news()
 
-    def _news(self) -> tuple["Place", Sequence[tuple[int, Come]]]:
+    def _news(self) -> tuple["TreePlace", Sequence[tuple[int, Come]]]:
         come = merged([self.own, *self._children.values()], self.step_bits)
         above = parent(self.host)
         if above is None:
@@ -81,7 +69,7 @@ class Place:
         come = _grown(self.told, come)
         return (self, ()) if come == self.told else (replace(self, told=come), [(above, come)])
 
-    def _all_have_come(self, come: Come) -> tuple["Place", Sequence[tuple[int, Come]]]:
+    def _all_have_come(self, come: Come) -> tuple["TreePlace", Sequence[tuple[int, Come]]]:
         come = _grown(self.everywhere, come)
         if come == self.everywhere:
             return self, ()

@@ -12,13 +12,13 @@ from torch import nn
 from jitckpt.data import data_pass
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, read_ahead, script_loops
-from jitckpt.frameworks.protection import Protection
+from jitckpt.frameworks.protection import FrameworkProtection
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
-_training: "Training | None" = None
+_training: "AccelerateTraining | None" = None
 
 
 def protect() -> None:
@@ -60,20 +60,20 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     if of is None or not any(model.training for model in of._models):
         return None
     if _training is None and not protection.is_taken():
-        _training = Training(of, script_loops.why_not(frame))
+        _training = AccelerateTraining(of, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
     return Iteration(_training.protection.job.loop, loader)
 
 
-class Training:
+class AccelerateTraining:
     """The training of one Accelerator; as `extra` of the job, what the Accelerator itself counts."""
 
     def __init__(self, accelerator: Any, refusal: str | None) -> None:
         import accelerate
 
         self.accelerator = accelerator
-        self.protection: Protection | None = None
+        self.protection: FrameworkProtection | None = None
         name = f"accelerate {accelerate.__version__}"
         if refusal is not None:
             protection.refuse(f"{name}: recognised, but not protected: {refusal}")

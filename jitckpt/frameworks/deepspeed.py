@@ -13,13 +13,13 @@ import torch
 
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
-from jitckpt.frameworks.protection import Protection
+from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.worker.agreements import all_say
 
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
 
 _engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
-_training: "Training | None" = None
+_training: "DeepSpeedTraining | None" = None
 
 
 def protect() -> None:
@@ -50,20 +50,20 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if engine is None:
         return None
     if _training is None and not protection.is_taken():
-        _training = Training(engine, script_loops.why_not(frame))
+        _training = DeepSpeedTraining(engine, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.engine is not engine:
         return None
     return Iteration(_training.protection.job.loop, loader)
 
 
-class Training:
+class DeepSpeedTraining:
     """The training of one engine; as `extra` of the job, what the engine itself counts."""
 
     def __init__(self, engine: Any, refusal: str | None) -> None:
         import deepspeed
 
         self.engine = engine
-        self.protection: Protection | None = None
+        self.protection: FrameworkProtection | None = None
         self._agreed: dict[str, Any] | None = None
         name = f"deepspeed {deepspeed.__version__}"
         if refusal is not None:

@@ -21,7 +21,7 @@ from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
 from jitckpt.frameworks import protection
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
-from jitckpt.frameworks.protection import Managed, Protection
+from jitckpt.frameworks.protection import FrameworkProtection, Managed
 
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
@@ -78,8 +78,8 @@ def _around(kind: type, name: str, function: Callable[..., Any]) -> tuple[type, 
     return kind, name, method
 
 
-def _of(loop: Any) -> "Training | None":
-    found: Training | None = vars(loop.trainer).get(_TRAINING)
+def _of(loop: Any) -> "LightningTraining | None":
+    found: LightningTraining | None = vars(loop.trainer).get(_TRAINING)
     return found
 
 
@@ -87,7 +87,7 @@ def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
     call()
     trainer = connector.trainer
     if str(trainer.state.fn) == "fit" or getattr(trainer.state.fn, "value", "") == "fit":
-        training = Training(trainer, version)
+        training = LightningTraining(trainer, version)
         if training.protection is not None:
             vars(trainer)[_TRAINING] = training
             training.resume()
@@ -132,12 +132,12 @@ def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
     call()
 
 
-class Training:
+class LightningTraining:
     """One fit; as `extra` of the job, what Lightning alone knows."""
 
     def __init__(self, trainer: Any, version: str) -> None:
         self.trainer = trainer
-        self.protection: Protection | None = None
+        self.protection: FrameworkProtection | None = None
         self._before: dict[str, Any] = {}  # loops and callbacks as the newest batch began
         self._returned: dict[str, Any] = {}  # by its training step
         self._newest: dict[str, Any] = {}
@@ -326,7 +326,7 @@ class Training:
 class _Loader(Managed):
     """One of the training's loaders; with the first of them an epoch begins."""
 
-    def __init__(self, training: Training, loader: Any, is_first: bool) -> None:
+    def __init__(self, training: LightningTraining, loader: Any, is_first: bool) -> None:
         assert training.protection is not None
         super().__init__(training.protection.job, HeldBack(loader))
         self._training, self._protection, self._is_first = training, training.protection, is_first

@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
-from jitckpt.frameworks.protection import Protection
+from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.state import parallel
 from jitckpt.worker import job as jobs
 
@@ -69,7 +69,7 @@ class Made:
 
     def __init__(self, config: Any, models: list[nn.Module], optimizer: Any) -> None:
         self._config, self._models, self._optimizer = config, models, optimizer
-        self.protection: Protection | None = None
+        self.protection: FrameworkProtection | None = None
         self._first_step: RemovableHandle | None = register_optimizer_step_pre_hook(self._steps)
 
     @property

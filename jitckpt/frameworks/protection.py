@@ -1,10 +1,10 @@
 """The contract between jitckpt and a training framework, which is three answers.
 
 What is the state: the arguments of `begin`; `progress` says what only the framework knows (its counters,
-logs, callbacks), as a rank's own state. When has a step ended: `Protection.step_is_over`; where the framework
-knows no such moment, when it asks for its next batch. How is the native resume fed: the framework iterates
-`batches`, which go on after the last one that is done, and is told the rest by its own means, from what
-`progress` got back.
+logs, callbacks), as a rank's own state. When has a step ended: `FrameworkProtection.step_is_over`; where the
+framework knows no such moment, when it asks for its next batch. How is the native resume fed: the framework
+iterates `batches`, which go on after the last one that is done, and is told the rest by its own means, from
+what `progress` got back.
 
 Nothing here harms a training that could not be protected: it goes on as without jitckpt, and a line says so.
 """
@@ -27,11 +27,11 @@ from jitckpt.worker import agreements
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
 
-_current: "Protection | None" = None
+_current: "FrameworkProtection | None" = None
 _taken = ""  # the framework that has taken this process's training in hand, or was refused
 
 
-class Protection:
+class FrameworkProtection:
     """A framework's training under protection. `restored`: how many optimizer steps it goes on from."""
 
     def __init__(self, job: Job, restored: int) -> None:
@@ -124,7 +124,7 @@ def begin(
     left_out: str = "",
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
-) -> Protection | None:
+) -> FrameworkProtection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
     framework: its name and version. left_out: a clause that names what a restart does not bring back. shard:
@@ -169,11 +169,11 @@ def begin(
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
     job.made_up = made_up
     job.trust_extra()
-    _current = Protection(job, job.restore())
+    _current = FrameworkProtection(job, job.restore())
     return _current
 
 
-def current() -> Protection | None:
+def current() -> FrameworkProtection | None:
     """Return the training of this process that is under protection."""
     return _current
 

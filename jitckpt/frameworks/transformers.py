@@ -18,7 +18,7 @@ import torch
 
 from jitckpt.data import data_pass
 from jitckpt.frameworks import protection, read_ahead
-from jitckpt.frameworks.protection import Managed, Protection
+from jitckpt.frameworks.protection import FrameworkProtection, Managed
 
 NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate")
 _TRAINING = "_jitckpt_training"
@@ -66,7 +66,7 @@ def install(trainer: ModuleType) -> None:
                 return init_state(self, *args, **kwargs | {"resume_from_checkpoint": resume})
             return init_state(self, *args[:3], resume, *args[4:], **kwargs)
 
-        training = vars(self)[_TRAINING] = Training(self, _original_state)
+        training = vars(self)[_TRAINING] = TransformersTraining(self, _original_state)
         epochs, steps = init_state(self, *args, **kwargs)
         training.first_epoch = epochs
         return _FirstEpoch(training), steps
@@ -83,7 +83,7 @@ def install(trainer: ModuleType) -> None:
     def _maybe_log_save_evaluate(
         self: Any, tr_loss: Any, norm: Any, *args: Any, learning_rate: Any = None, **kwargs: Any
     ) -> None:
-        training: Training = vars(self)[_TRAINING]
+        training: TransformersTraining = vars(self)[_TRAINING]
         norm, learning_rate = training.at_epochs_end(norm, learning_rate)
         end_of_step(self, tr_loss, norm, *args, learning_rate=learning_rate, **kwargs)
         training.step_ended(learning_rate)
@@ -123,7 +123,7 @@ def install(trainer: ModuleType) -> None:
 class _FirstEpoch:
     """The number of the first epoch, which is asked for once the state is restored."""
 
-    def __init__(self, training: "Training") -> None:
+    def __init__(self, training: "TransformersTraining") -> None:
         self._training = training
 
     def __index__(self) -> int:
@@ -145,7 +145,7 @@ class _Loader(Managed):
         return self
 
 
-class Training:
+class TransformersTraining:
     """One call of Trainer.train."""
 
     def __init__(self, trainer: Any, initial_state: Any) -> None:
@@ -156,7 +156,7 @@ class Training:
         self.grad_norm: Any = None
         self.inputs: Any = None  # of the newest micro-batch
         self.learning_rate: float | None = None
-        self._protection: Protection | None = None
+        self._protection: FrameworkProtection | None = None
         self._loader: _Loader | None = None
         self._coming: torch.Tensor | None = (
             None  # a loss whose backward pass is made, not yet among the others
@@ -413,11 +413,11 @@ class Training:
             self._loader.leave()
 
 
-def _callback(training: Training) -> Any:
+def _callback(training: TransformersTraining) -> Any:
     from transformers import TrainerCallback
 
     class JitckptCallback(TrainerCallback):  # type: ignore[misc]  # of Any, where it is not installed
-        """Tells a Training where the Trainer is."""
+        """Tells a TransformersTraining where the Trainer is."""
 
         def on_train_begin(self, *args: Any, **kwargs: Any) -> None:
             training.train_begins()

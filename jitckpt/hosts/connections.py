@@ -2,7 +2,7 @@
 
 A thread with an event loop of its own does the talking, so nobody who sends ever waits. The supervisor takes
 what arrives. A host is lost when its connection ends, or when its machine does not acknowledge for too long
-what was sent: an agent with nothing to say sends an empty message every second. Machines acknowledge however
+what was sent: an agent with nothing to say says every second that it lives. Machines acknowledge however
 busy their agents are: an agent whose machine does, and that itself says nothing, has more time.
 """
 
@@ -20,11 +20,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from jitckpt.decisions.quorum import Past
+from jitckpt.console import say
 from jitckpt.hosts import link
 from jitckpt.hosts.link import LinkError
-from jitckpt.wire import agents
+from jitckpt.wire import agents, checked
 from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.hosts import Host
 
 HEARTBEAT = 1.0  # seconds
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
@@ -35,35 +36,11 @@ SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
 
 @dataclass(frozen=True)
-class Host:
-    """What an agent tells the others of itself; `restarts`: how often it has started its ranks anew."""
-
-    address: str
-    port: int
-    ranks: tuple[int, ...]
-    restarts: int
-    directory: str = ""  # for checkpoints, if it is known
-    worker_store: int = 0  # on the first host: the port of the workers' store
-    reserve: int = 0  # the port of a store that takes the place of the rendezvous' store if that is lost
-    has_store: bool = False  # the rendezvous' store is on this host
-    pasts: tuple[Past, ...] = ()  # what is known here of the starts before this one
-    agent: str = ""  # by which it is known as the same in all meetings
-    stuck: str = ""  # how the last starts have ended, if that was alike and without progress
-    domains: tuple[str, ...] = ()  # that may fail as a whole: one of each kind
-    memory: int = 0  # MiB that the memory tier may take; 0: there is none
-    memory_address: str = ""  # where it is visited for that, if not at `address`
-    memory_port: int = 0
-    starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
-    free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
-    job: str = ""  # whose the checkpoint directory is, if anybody has used that
-
-
-@dataclass(frozen=True)
 class Arrived:
     """A message from another host."""
 
     host: int
-    message: agents.Message
+    message: agents.AgentMessage
     data: bytes = b""
 
 
@@ -76,7 +53,7 @@ class Unclear:
 
 
 @dataclass(frozen=True)
-class Lost:
+class HostLost:
     """A host that will say nothing more, and why, as a sentence without its full stop."""
 
     host: int
@@ -125,7 +102,7 @@ class Hosts:
         self._numbers = itertools.count()
         self._beats_missed: dict[int, int] = {}
         self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
-        self._inbox: deque[Arrived | Unclear | Lost] = deque()
+        self._inbox: deque[Arrived | Unclear | HostLost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
         self._connected = {host: threading.Event() for host in range(len(hosts)) if host != index}
@@ -164,7 +141,7 @@ class Hosts:
         """Return which host has this rank."""
         return next(number for number, host in enumerate(self.all) if rank in host.ranks)
 
-    def send(self, host: int, message: agents.Message, data: bytes = b"") -> None:
+    def send(self, host: int, message: agents.AgentMessage, data: bytes = b"") -> None:
         """Send a message, to a host that is lost in vain. Never waits. Raises LinkError if it is too long."""
         self._in_loop(self._write, (host,), link.encode(agents.encode(message), data))
 
@@ -172,7 +149,7 @@ class Hosts:
         """Call `received`, on another thread, once a host has all that was sent to it before, or is lost."""
         self._in_loop(self._ask_for_receipt, host, received)
 
-    def broadcast(self, message: agents.Message) -> None:
+    def broadcast(self, message: agents.AgentMessage) -> None:
         """Send a message to all other hosts."""
         self._in_loop(self._write, tuple(self._connected), link.encode(agents.encode(message)))
 
@@ -204,7 +181,7 @@ class Hosts:
         """The ranks of whose local states this host keeps copies."""
         return self.all[self.index - 1].ranks
 
-    def take(self) -> list[Arrived | Unclear | Lost]:
+    def take(self) -> list[Arrived | Unclear | HostLost]:
         """Return what has come since the last time, oldest first."""
         with contextlib.suppress(BlockingIOError):
             os.eventfd_read(self.wake)
@@ -260,7 +237,7 @@ class Hosts:
         """
         beat = min(HEARTBEAT, self._silence)
         while True:
-            self._write(tuple(self._writers), link.encode({}))
+            self._write(tuple(self._writers), link.encode(agents.encode(agents.Alive())))
             await asyncio.sleep(beat)
             for host in self._writers.keys() - self._lost:
                 self._beats_missed[host] += 1
@@ -278,7 +255,7 @@ class Hosts:
         except LinkError as error:
             self._lose(host, _clause(str(error)))
             return
-        writer.write(link.encode({"host": self.index}))
+        writer.write(link.encode(agents.encode(agents.Calls(self.index))))
         await self._converse(host, reader, writer)
 
     async def _await_call(self, host: int) -> None:
@@ -309,7 +286,7 @@ class Hosts:
             place = (there.memory_address, there.memory_port)
         reader, writer = await self._reach(place)
         try:
-            writer.write(link.encode({"visit": what}))
+            writer.write(link.encode(agents.encode(agents.Visits(what))))
             yield reader, writer
         finally:
             writer.close()
@@ -358,10 +335,11 @@ class Hosts:
         milliseconds = max(1, int(self._silence * 1000))
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, milliseconds)
 
-    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> dict[str, Any]:
-        """Return what somebody says first who has proved to belong here. Raises LinkError and TimeoutError.
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> agents.FirstWords:
+        """Return what somebody says first who has proved to belong here.
 
-        Of those that have not, the one that has had the longest time makes room for the newest.
+        Raises LinkError, TimeoutError, and ProtocolError for what makes no sense. Of those that have not
+        proved it, the one that has had the longest time makes room for the newest.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -372,19 +350,19 @@ class Hosts:
             async with asyncio.timeout(self._patience):
                 await link.admit(reader, writer, self._secret)
                 header, _ = await link.receive(reader)
-                return header
+                return checked.understood(agents.FIRST_WORDS, header)
         finally:
             self._strangers.pop(task, None)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
-            header = await self._admit(reader, writer)
-            host = header.get("host")
-            visit = self.answers.get(str(header.get("visit")))
-            if visit is not None:
-                await visit(reader, writer)
-            elif isinstance(host, int) and host in self._connected.keys() - self._writers.keys() - self._lost:
-                await self._converse(host, reader, writer)
+            match await self._admit(reader, writer):
+                case agents.Visits(what) if what in self.answers:
+                    await self.answers[what](reader, writer)
+                case agents.Calls(host) if host in self._connected.keys() - self._writers.keys() - self._lost:
+                    await self._converse(host, reader, writer)
+        except ProtocolError as error:
+            say(f"an agent that calls says what makes no sense, and is not heard: {error}")
         except (LinkError, OSError):
             pass  # a stranger, or one that has died: who belongs here and can't come is missed
         except asyncio.CancelledError:
@@ -403,7 +381,7 @@ class Hosts:
             while True:
                 header, data = await link.receive(reader)
                 self._beats_missed[host] = 0
-                if header and not self._hear(heard(host, header, data), writer):
+                if not self._hear(heard(host, header, data), writer):
                     return
         except LinkError as error:
             cause = error.__cause__
@@ -416,6 +394,8 @@ class Hosts:
     def _hear(self, said: Arrived | Unclear, writer: asyncio.StreamWriter) -> bool:
         """Act on what is for this module alone, and pass on the rest; False if nothing more comes here."""
         match said:
+            case Arrived(_, agents.Alive()):
+                pass
             case Arrived(_, agents.Receipt(number)):
                 writer.write(link.encode(agents.encode(agents.Received(number))))
             case Arrived(host, agents.Received(number)):
@@ -450,7 +430,7 @@ class Hosts:
         if host not in self._lost:
             self._lost.add(host)
             self._connected[host].set()
-            self._put(Lost(host, reason))
+            self._put(HostLost(host, reason))
             for received in self._receipts.pop(host).values():
                 received()
 
@@ -462,7 +442,7 @@ class Hosts:
         self._receipts[host][number] = received
         self._write((host,), link.encode(agents.encode(agents.Receipt(number))))
 
-    def _put(self, what: Arrived | Unclear | Lost) -> None:
+    def _put(self, what: Arrived | Unclear | HostLost) -> None:
         self._inbox.append(what)
         os.eventfd_write(self.wake, 1)
 

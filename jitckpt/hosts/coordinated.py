@@ -26,15 +26,15 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 from jitckpt.console import say
-from jitckpt.decisions.meeting import Member, Start, next_start, stands_by
-from jitckpt.decisions.quorum import Past
+from jitckpt.decisions.meeting import AgreedStart, Member, next_start, stands_by
 from jitckpt.errors import HostsError, NotNeeded
-from jitckpt.hosts.connections import Host, Hosts
-from jitckpt.hosts.coordination import Coordination, CoordinationError, Found, LeaseLost
+from jitckpt.hosts.connections import Hosts
+from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries, LeaseLost
 from jitckpt.hosts.job_store import JobStore
 from jitckpt.hosts.rendezvous import SAME, agree
 from jitckpt.hosts.signed import ForeignError, Signature
 from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone, too_many
+from jitckpt.wire.hosts import Host, Past
 
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive
@@ -74,7 +74,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._silent_are_dead = silent_hosts_are_dead
         self._prefix = f"jitckpt/{job}/"
         self._after = 0  # the number of the newest start of whose ranks here none runs
-        self._start: Start | None = None  # the newest that this agent has a part in
+        self._start: AgreedStart | None = None  # the newest that this agent has a part in
         self._fence = 0  # its revision
         self._lost: frozenset[str] = frozenset()  # agents of the last start that are seen no more here
         self._joined = 0  # the revision at which this agent came
@@ -249,7 +249,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
         return None, why
 
-    def _begin(self, start: Start, fence: int) -> RendezvousInfo:
+    def _begin(self, start: AgreedStart, fence: int) -> RendezvousInfo:
         self._start, self._fence, self._lost = start, fence, frozenset()
         store: Any = JobStore(
             self._service,
@@ -265,7 +265,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         )
 
     @property
-    def start(self) -> Start | None:
+    def start(self) -> AgreedStart | None:
         """The newest start that this agent has a part in."""
         return self._start
 
@@ -296,7 +296,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         key = self._key(name)
         return {key: self.signature.write(key, content).encode()}
 
-    def _read(self, found: Found, name: str) -> Any:
+    def _read(self, found: Entries, name: str) -> Any:
         """Return what lies there, None for nothing. Raises HostsError if no agent of the job wrote it."""
         key = self._key(name)
         if key not in found.entries:
@@ -306,15 +306,15 @@ class CoordinatedRendezvous(RendezvousHandler):
         except ForeignError as error:
             raise HostsError(f"What lies at {key} can't be read: {error}. {SAME}") from error
 
-    def _last(self, found: Found) -> Start | None:
+    def _last(self, found: Entries) -> AgreedStart | None:
         match self._read(found, "start"):
             case None:
                 return None
             case [int(number), [*agents], int(step), str()] if all(isinstance(a, str) for a in agents):
-                return Start(number, tuple(agents), step)
+                return AgreedStart(number, tuple(agents), step)
         raise HostsError(f"What lies at {self._key('start')} is no start. {SAME}")
 
-    def _members(self, found: Found) -> dict[str, Member]:
+    def _members(self, found: Entries) -> dict[str, Member]:
         """Return all members; what is none was left by others, and does not count."""
         prefix, members = self._key("members/"), {}
         for key, entry in found.entries.items():
@@ -328,7 +328,7 @@ class CoordinatedRendezvous(RendezvousHandler):
                         )
         return members
 
-    def _is_closed(self, found: Found) -> bool:
+    def _is_closed(self, found: Entries) -> bool:
         """Return whether the job has ended since this agent came; before, it was another run of it."""
         return (
             self._read(found, "closed") is not None and found.revision_of(self._key("closed")) > self._joined

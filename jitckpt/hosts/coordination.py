@@ -29,7 +29,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Found:
+class Entries:
     """All entries under a prefix at one revision of the whole."""
 
     entries: Mapping[str, Entry]
@@ -45,7 +45,7 @@ class Coordination(ABC):
     """Every call raises CoordinationError if there is no answer within the patience it was made with."""
 
     @abstractmethod
-    def get(self, prefix: str) -> Found:
+    def get(self, prefix: str) -> Entries:
         """Return all entries whose keys begin so. What was put before by anybody is among them."""
 
     @abstractmethod

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jitckpt.errors import HostsError
-from jitckpt.hosts.coordination import Coordination, CoordinationError, Entry, Found, LeaseLost
+from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries, Entry, LeaseLost
 
 PORT = 2379
 TRY_SECONDS = 2.0  # for one member's answer, of several
@@ -72,13 +72,13 @@ class Etcd(Coordination):
         self._patience = patience
         self._lock = threading.Lock()  # of the token
 
-    def get(self, prefix: str) -> Found:
+    def get(self, prefix: str) -> Entries:
         answer, _ = self._ask("kv/range", {"key": _coded(prefix), "range_end": _end(prefix)})
         entries = {
             _text(found["key"]): Entry(base64.b64decode(found.get("value", "")), int(found["mod_revision"]))
             for found in answer.get("kvs", [])
         }
-        return Found(entries, int(answer["header"]["revision"]))
+        return Entries(entries, int(answer["header"]["revision"]))
 
     def put_if(
         self, puts: Mapping[str, bytes | None], revisions: Mapping[str, int], lease: int = 0

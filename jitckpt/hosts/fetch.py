@@ -23,7 +23,7 @@ from jitckpt.saves.folders import HashedFile, SaveFolder
 from jitckpt.saves.layout import FileEntry, Metadata
 from jitckpt.system import regular_file
 from jitckpt.wire.checked import Kind, ProtocolError
-from jitckpt.wire.visits import End, Piece, Refused, Saves, WantFile, WantSaves
+from jitckpt.wire.visits import EndOfFile, Refused, SavePiece, Saves, WantFile, WantSaves
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 60.0
@@ -156,9 +156,9 @@ async def serve(directory: Path | None, reader: asyncio.StreamReader, writer: as
                 case WantFile():
                     pieces = _pieces(directory, request)
                     while piece := await asyncio.to_thread(next, pieces, b""):
-                        writer.write(visiting.encode(Piece(), piece))
+                        writer.write(visiting.encode(SavePiece(), piece))
                         await writer.drain()
-                    writer.write(visiting.encode(End()))
+                    writer.write(visiting.encode(EndOfFile()))
         except (OSError, SaveError, ProtocolError, ValueError) as error:
             writer.write(visiting.encode(Refused(f"{error}")))
         await writer.drain()
@@ -243,8 +243,8 @@ async def _take(
             path.parent.mkdir(parents=True, exist_ok=True)
             with HashedFile(path) as copy:
                 while copy.size <= file.size:
-                    said, data = await _answer(reader, Piece, End)
-                    if isinstance(said, End):
+                    said, data = await _answer(reader, SavePiece, EndOfFile)
+                    if isinstance(said, EndOfFile):
                         break
                     copy.write(data)
             if FileEntry(file.name, copy.size, copy.checksum) != file:

@@ -4,24 +4,22 @@ import contextlib
 import secrets
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
-from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError
-from jitckpt.hosts.connections import Host
 from jitckpt.hosts.signed import ForeignError, Signature, Store
+from jitckpt.wire.checked import ProtocolError, part_of
+from jitckpt.wire.hosts import Host
 
 DEFAULT_PORT = 29400  # as torch has it
 DEFAULT_TIMEOUT = 600.0
 ANSWER_SECONDS = 3.0
 NAME_SECONDS = 1.0  # between two looks for a name
-MOST_HOSTS = 1 << 16
 SAME = "All hosts need the same --secret-file, or none, and the same version of jitckpt."
 
 
@@ -70,8 +68,8 @@ def _told_by(number: int, store: Store, key: str, signature: Signature) -> Host:
         told = signature.take(store, key)
         if told is None:
             raise DistError(f"host {number} has no part in this start")
-        return _host(told)
-    except (ForeignError, KeyError, TypeError, ValueError) as error:
+        return part_of(Host, told, "host")
+    except (ForeignError, ProtocolError) as error:
         raise HostsError(
             f"What host {number} tells of itself makes no sense ({error!r:.200}). {SAME}"
         ) from error
@@ -84,52 +82,6 @@ def _check_ranks(hosts: Sequence[Host]) -> None:
         raise HostsError(
             f"The hosts say that they have the ranks {ranks!r:.200}, of which some are missing or double."
         )
-
-
-def _host(told: Mapping[str, Any]) -> Host:
-    return Host(
-        _of(str, told["address"]),
-        _of(int, told["port"]),
-        tuple(_of(int, rank) for rank in told["ranks"]),
-        _of(int, told["restarts"]),
-        _of(str, told["directory"]),
-        _of(int, told["worker_store"]),
-        _of(int, told["reserve"]),
-        _of(bool, told["has_store"]),
-        tuple(map(past_of, told["pasts"])),
-        _of(str, told["agent"]),
-        _of(str, told["stuck"]),
-        tuple(_of(str, domain) for domain in told["domains"]),
-        _of(int, told["memory"]),
-        _of(str, told["memory_address"]),
-        _of(int, told["memory_port"]),
-        tuple((_of(int, number), _of(int, step)) for number, step in told["starts"]),
-        _of(int, told["free"]),
-        _of(str, told["job"]),
-    )
-
-
-def past_of(told: Mapping[str, Any]) -> Past:
-    """Return what was told as JSON. Raises TypeError, KeyError or ValueError if it was something else."""
-    if _of(int, told["hosts"]) > MOST_HOSTS:
-        raise ValueError(f"{told['hosts']} hosts are more than there can be")
-    return Past(
-        _of(str, told["start"]),
-        _of(int, told["number"]),
-        _of(int, told["hosts"]),
-        _of(int, told["place"]),
-        _of(int, told["holder"]),
-        tuple(_of(int, place) for place in told["ended"]),
-        tuple(_of(str, agent) for agent in told["in_doubt"]),
-    )
-
-
-def _of(kind: type[Any], value: Any) -> Any:
-    if type(value) is not kind:
-        raise TypeError(f"{value!r:.40} is no {kind.__name__}")
-    if kind is int and not -(1 << 31) < value < 1 << 31:
-        raise ValueError(f"{value!r:.40} is too large")
-    return value
 
 
 def places(wishes: Sequence[int | None], most: int = 0) -> list[int]:

@@ -41,9 +41,9 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
-from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on
+from jitckpt.decisions.quorum import may_go_on
 from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.rendezvous import (
     ANSWER_SECONDS,
     DEFAULT_PORT,
@@ -53,13 +53,14 @@ from jitckpt.hosts.rendezvous import (
     decline,
     is_own_address,
     join_timeout,
-    past_of,
     places,
 )
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import ForeignError, Signature, Store
 from jitckpt.hosts.standbys import Standby, announced
 from jitckpt.hosts.store_server import store_at
+from jitckpt.wire.checked import ProtocolError, part_of
+from jitckpt.wire.hosts import HEARD, STORE, Host, Past
 
 LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
@@ -89,7 +90,7 @@ class Apart(JitckptError):
 
 
 @dataclass(frozen=True)
-class Place:
+class StorePlace:
     """Where a store is."""
 
     address: str
@@ -103,9 +104,9 @@ class Place:
 class Notes:
     """What a store says: where the job has gone, which start was the newest, its hosts' stores in reserve."""
 
-    moved: Place | None
+    moved: StorePlace | None
     start: Past | None
-    reserves: list[Place]
+    reserves: list[StorePlace]
 
 
 @dataclass(frozen=True)
@@ -171,13 +172,13 @@ class LastingRendezvous(RendezvousHandler):
         self.inner: Any = with_signature(inner, self.signature)
         assert config.local_addr is not None  # `jitckpt run` finds it out
         self._address = config.local_addr
-        self._origin = Place(*parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT))
+        self._origin = StorePlace(*parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT))
         self._place = self._origin
         self.has_store = is_own_address(self._origin.address)
         self._reserve: Any = None
         self._kept: list[Any] = []  # stores that others may still ask for the way
-        self._reserves: list[Place] = []  # of the hosts of the newest start that is known
-        self._moved: Place | None = None  # where a note in the store says that the job is
+        self._reserves: list[StorePlace] = []  # of the hosts of the newest start that is known
+        self._moved: StorePlace | None = None  # where a note in the store says that the job is
         self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
         self._start: Past | None = None  # the newest that has begun here
         self._last: LastStart | None = None  # the same, if it has failed
@@ -401,11 +402,11 @@ class LastingRendezvous(RendezvousHandler):
         return self._parsed(key, client.get(key), parse) if client.check([key]) else None
 
     def _parsed(self, key: str, entry: bytes, parse: Callable[[Any], Value]) -> Value | None:
-        with suppress(ForeignError, KeyError, TypeError, ValueError):
+        with suppress(ForeignError, ProtocolError, KeyError, TypeError, ValueError):
             return parse(self.signature.read(key, entry))
         return None
 
-    def _tell_store(self, start: Past, reserves: Sequence[Place]) -> None:
+    def _tell_store(self, start: Past, reserves: Sequence[StorePlace]) -> None:
         """Leave word of a start, unless there is some of a later one."""
         key, store, known = self._key("start"), self.inner._store, b""
         told = self.signature.write(key, _told(start, reserves))
@@ -422,13 +423,13 @@ class LastingRendezvous(RendezvousHandler):
     def _is_redundant(self) -> bool:
         return self.inner._this_node in self.inner._state_holder.state.redundancy_list
 
-    def _connect(self, place: Place) -> Any:
+    def _connect(self, place: StorePlace) -> Any:
         if is_closed(place):  # torch would try again until the time is up
             raise ConnectionRefusedError(f"nobody listens at {place}")
         seconds = timedelta(seconds=self._patience)
         return TCPStore(place.address, place.port, None, False, seconds, wait_for_workers=False)
 
-    def _other_store(self) -> Place | None:
+    def _other_store(self) -> StorePlace | None:
         """Return where others of the last start meet, if this host gives way to them.
 
         Where a link between two hosts was cut, both may have given a store, each with those that it saw. Who
@@ -438,7 +439,7 @@ class LastingRendezvous(RendezvousHandler):
             return None
         own = last.start
         for place, host in enumerate(last.met.all):
-            there = Place(host.address, host.reserve)
+            there = StorePlace(host.address, host.reserve)
             if place == own.place or host.reserve <= 0 or not answers(there.address, there.port):
                 continue
             with suppress(RuntimeError, OSError):
@@ -447,11 +448,11 @@ class LastingRendezvous(RendezvousHandler):
                     return there
         return None
 
-    def _start_at(self, place: Place) -> Past | None:
+    def _start_at(self, place: StorePlace) -> Past | None:
         told = self._note(self._connect(place), "start", _start)
         return None if told is None else told[0]
 
-    def _is_job_at(self, place: Place) -> bool:
+    def _is_job_at(self, place: StorePlace) -> bool:
         """Return whether the job's hosts have met at this store, or have been called there."""
         try:
             return answers(place.address, place.port) and within(
@@ -487,7 +488,7 @@ class LastingRendezvous(RendezvousHandler):
                 )
             time.sleep(LOOK_SECONDS)
 
-    def _next_place(self) -> Place | None:
+    def _next_place(self) -> StorePlace | None:
         """Return the store to go to, None if there is none yet."""
         is_here, last = self._is_job_at(self._place), self._last
         if is_here:
@@ -521,7 +522,7 @@ class LastingRendezvous(RendezvousHandler):
         if last is None or last.may_go_on:
             return False
         others = [host for place, host in enumerate(last.met.all) if place != last.start.place]
-        if not all(host.reserve > 0 and is_closed(Place(host.address, host.reserve)) for host in others):
+        if not all(host.reserve > 0 and is_closed(StorePlace(host.address, host.reserve)) for host in others):
             return False
         return self.has_store or is_closed(self._origin)
 
@@ -542,10 +543,10 @@ class LastingRendezvous(RendezvousHandler):
             "so it does not go on before it sees them again (--silent-hosts dead: a silent host is dead)."
         )
 
-    def _reserved(self) -> Place | None:
-        return None if self._reserve is None else Place(self._address, self._reserve.port)
+    def _reserved(self) -> StorePlace | None:
+        return None if self._reserve is None else StorePlace(self._address, self._reserve.port)
 
-    def _give_store(self, start: Past) -> Place | None:
+    def _give_store(self, start: Past) -> StorePlace | None:
         self.signature.put(self._reserve, self._key("start"), _told(start, self._reserves))
         place = self._reserved()
         say(
@@ -562,7 +563,7 @@ class LastingRendezvous(RendezvousHandler):
             return False
         return True
 
-    def _go(self, place: Place) -> bool:
+    def _go(self, place: StorePlace) -> bool:
         """Take part in torch's rendezvous at this store from now on; return whether it answers."""
         if place == self._place and not self._left and self._is_connected():
             return True
@@ -663,24 +664,24 @@ def _raising(error: BaseException) -> Callable[[], Any]:
     return fail
 
 
-def _reserves(hosts: Sequence[Host]) -> list[Place]:
-    return [Place(host.address, host.reserve) for host in hosts]
+def _reserves(hosts: Sequence[Host]) -> list[StorePlace]:
+    return [StorePlace(host.address, host.reserve) for host in hosts]
 
 
-def _told(start: Past, reserves: Sequence[Place]) -> dict[str, Any]:
+def _told(start: Past, reserves: Sequence[StorePlace]) -> dict[str, Any]:
     """Return what a store says of a start."""
     places = [(place.address, place.port) for place in reserves]
     return {"start": asdict(replace(start, place=STORE)), "reserves": places}
 
 
-def _start(told: Any) -> tuple[Past, list[Place]]:
-    return past_of(told["start"]), [_place(place) for place in told["reserves"]]
+def _start(told: Any) -> tuple[Past, list[StorePlace]]:
+    return part_of(Past, told["start"], "start"), [_place(place) for place in told["reserves"]]
 
 
-def _place(told: Any) -> Place:
+def _place(told: Any) -> StorePlace:
     match told:
         case [str(address), int(port)] if 0 <= port < 1 << 16:
-            return Place(address, port)
+            return StorePlace(address, port)
     raise ValueError(f"{told!r:.80} is no place of a store")
 
 
@@ -693,7 +694,7 @@ def has_calls_out() -> bool:
     return any(name.startswith((THREAD_NAME, HEARTBEATS_NAME)) for name in names)
 
 
-def is_closed(place: Place) -> bool:
+def is_closed(place: StorePlace) -> bool:
     """Return whether nobody listens there: the machine itself has to say so."""
     try:
         socket.create_connection((place.address, place.port), ANSWER_SECONDS).close()

@@ -1,12 +1,11 @@
 """A process that copies a host's saves into an object store, while the training goes on and beside its agent.
 
 Arguments: the URL, the checkpoint directory, the steps to keep there, then this host's ranks. On its standard
-output it says in one JSON line each what it has copied and what is wrong. On its standard input, a line each:
-"start N R", a start of the job with this number and revision has begun here; "end": copy what is there, and
-end. The end of the input: end at once. What is half copied then, the next one goes on with.
+output it says in a line each (wire/beside.py) what it has copied and what is wrong. On its standard input, a
+line each: "start N R", a start of the job with this number and revision has begun here; "end": copy what is
+there, and end. The end of the input: end at once. What is half copied then, the next one goes on with.
 """
 
-import json
 import os
 import signal
 import sys
@@ -22,15 +21,18 @@ from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.starts import Start
 from jitckpt.system import regular_file
+from jitckpt.wire.beside import AllCopied, CopiedSave, CopyProblem, FromCopier, line_of
+from jitckpt.wire.protocol import shortened
 
 LOOK_SECONDS = 1.0
 LONGEST_PAUSE = 60.0  # seconds between two tries with a store that does not answer
 NICE = 10
+MOST_TEXT = 4000  # characters of a problem
 
-Say = Callable[[dict[str, object]], None]
+Say = Callable[[FromCopier], None]
 
 
-class Copier:
+class ObjectCopier:
     """Compares what is in a directory with what is in the store, and makes the store like it."""
 
     def __init__(
@@ -105,13 +107,12 @@ class Copier:
             raise
         except SaveError as error:
             self._damaged.add(record.path)
-            self._say({"problem": str(error)})
+            self._say(CopyProblem(shortened(str(error), MOST_TEXT)))
             return False
         if done is not None:
             self._copied[key] = metadata
             seconds = time.monotonic() - begun
-            of = {"rank": record.rank, "kind": record.kind, "bytes": done.bytes, "there": done.there}
-            self._say({"copied": record.step, "of": of | {"seconds": seconds}})
+            self._say(CopiedSave(record.step, record.rank, record.kind, done.bytes, done.there, seconds))
         return done is not None
 
     def _prune(self) -> None:
@@ -136,9 +137,10 @@ def main() -> None:
     ended, woken, lock = threading.Event(), threading.Event(), threading.Lock()
     newest = [Start()]
 
-    def say(said: dict[str, object]) -> None:
+    def say(said: FromCopier) -> None:
         with lock:
-            print(json.dumps(said), flush=True)
+            sys.stdout.buffer.write(line_of(said))
+            sys.stdout.buffer.flush()
 
     def hear() -> None:
         for line in sys.stdin:
@@ -151,23 +153,25 @@ def main() -> None:
 
     threading.Thread(target=hear, daemon=True).start()
     problem, pause = "", LOOK_SECONDS
-    copier: Copier | None = None
+    copier: ObjectCopier | None = None
     while True:
         woken.clear()
         last = ended.is_set()
         try:
             if copier is None:
-                copier = Copier(ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say)
+                copier = ObjectCopier(
+                    ObjectSaves(Bucket(url)), Path(directory), int(keep), [*map(int, ranks)], say
+                )
             copier.begin(newest[0])
             copier.look()
             problem, pause = "", LOOK_SECONDS
             if last:
-                say({"end": True})
+                say(AllCopied())
                 return
         except JitckptError as error:
             if str(error) != problem:
                 problem = str(error)
-                say({"problem": problem})
+                say(CopyProblem(shortened(problem, MOST_TEXT)))
             pause = min(LONGEST_PAUSE, 2 * pause)
         woken.wait(pause) if not last else time.sleep(min(pause, LOOK_SECONDS * 4))
 

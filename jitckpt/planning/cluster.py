@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
 from jitckpt.decisions.sizes import show_bytes
-from jitckpt.planning.mesh import Mesh
+from jitckpt.planning.mesh import PlannedMesh
 from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, DAY_SECONDS, SECONDS, quantity
 from jitckpt.system import regular_file
 
@@ -78,8 +78,8 @@ class Cluster:
 
 
 @dataclass(frozen=True)
-class Job:
-    mesh: Mesh
+class PlannedJob:
+    mesh: PlannedMesh
     parameters: float
     parameter_bytes: float  # per parameter, as the device keeps it
     optimizer_bytes: float  # per parameter: moments and master copies
@@ -108,7 +108,7 @@ class Job:
         return self.state_bytes / (model_ranks * self.mesh.shard_group)
 
     @property
-    def state_mesh(self) -> Mesh:
+    def state_mesh(self) -> PlannedMesh:
         """Who holds which piece of the state: with a sharded optimizer every data-parallel rank its own."""
         return replace(self.mesh, shard_group=self.mesh.data) if self.optimizer_is_sharded else self.mesh
 
@@ -145,7 +145,7 @@ class FailureMode:
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredRun:
     """Figures of a run, which go before what is derived from sizes and speeds."""
 
     save_seconds: float | None = None  # a blocking save of all state to files
@@ -159,9 +159,9 @@ class Measured:
 @dataclass(frozen=True)
 class Description:
     cluster: Cluster
-    job: Job
+    job: PlannedJob
     failures: tuple[FailureMode, ...]
-    measured: Measured
+    measured: MeasuredRun
 
     def __post_init__(self) -> None:
         if self.job.mesh.gpus != self.cluster.gpus:
@@ -492,8 +492,8 @@ def parse_description(text: str, source: str) -> Description:
         found |= _read(section, _table(data, section), keys, Cluster)
     job = _table(data, "job")
     _only("job", job, {*_MESH, *_JOB})
-    mesh = Mesh(**_read("job", {k: v for k, v in job.items() if k in _MESH}, _MESH, Mesh))
-    of_job = _read("job", {k: v for k, v in job.items() if k in _JOB}, _JOB, Job)
+    mesh = PlannedMesh(**_read("job", {k: v for k, v in job.items() if k in _MESH}, _MESH, PlannedMesh))
+    of_job = _read("job", {k: v for k, v in job.items() if k in _JOB}, _JOB, PlannedJob)
     if of_job["optimizer_is_sharded"] and mesh.shard_group != 1:
         raise InvalidInput(
             f"job.shard_group is {mesh.shard_group}: it must be 1 with optimizer_is_sharded, which shards "
@@ -504,8 +504,8 @@ def parse_description(text: str, source: str) -> Description:
     figures = data.get("measured", {})
     if not isinstance(figures, dict):
         raise InvalidInput("measured must be a table: write [measured]")
-    measured = Measured(**_read("measured", figures, _MEASURED, Measured))
-    return Description(Cluster(**found), Job(mesh=mesh, **of_job), modes, measured)
+    measured = MeasuredRun(**_read("measured", figures, _MEASURED, MeasuredRun))
+    return Description(Cluster(**found), PlannedJob(mesh=mesh, **of_job), modes, measured)
 
 
 def _failure(where: str, entry: dict[str, Any]) -> FailureMode:

@@ -12,7 +12,7 @@ from jitckpt.planning.units import DAY_SECONDS, MONTH_DAYS
 
 
 @dataclass(frozen=True)
-class Job:
+class JobCosts:
     """What section 5 needs to know of a job (the paper's letters in brackets)."""
 
     gpus: int  # N
@@ -55,7 +55,7 @@ class Waste:
         return 1.0 if math.isinf(w) else w / (1 + w)
 
 
-def optimal_saves_per_second(job: Job) -> float:
+def optimal_saves_per_second(job: JobCosts) -> float:
     """Eq. 3: c* = sqrt(N f / 2 o). Infinite when a save costs nothing and failures happen."""
     if job.failures_per_second == 0:
         return 0.0
@@ -64,7 +64,7 @@ def optimal_saves_per_second(job: Job) -> float:
     return math.sqrt(job.failures_per_second / (2 * job.save_seconds))
 
 
-def periodic_waste(job: Job, saves_per_second: float | None = None) -> Waste:
+def periodic_waste(job: JobCosts, saves_per_second: float | None = None) -> Waste:
     """Eq. 1: c o + N f r + N f / 2 c, at the optimal frequency unless one is given."""
     c = optimal_saves_per_second(job) if saves_per_second is None else saves_per_second
     if saves_per_second is not None:
@@ -78,7 +78,7 @@ def periodic_waste(job: Job, saves_per_second: float | None = None) -> Waste:
     )
 
 
-def user_level_jit_waste(job: Job) -> Waste:
+def user_level_jit_waste(job: JobCosts) -> Waste:
     """Eq. 7 as printed: f o + o_jit + N f (r + m / 2).
 
     It charges a save once a failure (f o), although all GPUs stand still for it; see
@@ -92,7 +92,7 @@ def user_level_jit_waste(job: Job) -> Waste:
     )
 
 
-def user_level_jit_waste_all_gpus(job: Job) -> Waste:
+def user_level_jit_waste_all_gpus(job: JobCosts) -> Waste:
     """Eq. 7 with the save charged to every GPU that waits for it: N f o in place of f o."""
     printed = user_level_jit_waste(job)
     return Waste(
@@ -100,12 +100,12 @@ def user_level_jit_waste_all_gpus(job: Job) -> Waste:
     )
 
 
-def transparent_jit_waste(job: Job) -> Waste:
+def transparent_jit_waste(job: JobCosts) -> Waste:
     """Eq. 8, transient errors: o_jit + N f m / 2."""
     return Waste(0.0, 0.0, job.failures_per_second * job.minibatch_seconds / 2, job.overhead_share)
 
 
-def jit_with_periodic_waste(job: Job, lost_share: float, saves_per_second: float | None = None) -> Waste:
+def jit_with_periodic_waste(job: JobCosts, lost_share: float, saves_per_second: float | None = None) -> Waste:
     """JIT for most failures, periodic saves for the share that takes every replica of a shard.
 
     `lost_share` in [0, 1] of the failures goes back to the last periodic save, the others are recovered
@@ -113,10 +113,10 @@ def jit_with_periodic_waste(job: Job, lost_share: float, saves_per_second: float
     eq. 3 with lost_share N f for N f.
     """
     number("lost_share", lost_share, high=1.0)
-    rare = Job(
+    rare = JobCosts(
         job.gpus, job.failures_per_gpu_day * lost_share, job.save_seconds, job.restore_seconds
     )  # what only the files survive
-    common = Job(
+    common = JobCosts(
         job.gpus,
         job.failures_per_gpu_day * (1 - lost_share),
         job.save_seconds,

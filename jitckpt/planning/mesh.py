@@ -8,7 +8,7 @@ from jitckpt.decisions.check import InvalidInput, whole
 
 
 @dataclass(frozen=True)
-class Mesh:
+class PlannedMesh:
     """Megatron's order unless told otherwise: tensor varies fastest, then data, then pipeline.
 
     shard_group: neighbours along data that share one copy of the state (FSDP, ZeRO); 1 when each has its own.
@@ -64,7 +64,7 @@ class Mesh:
         return (pipeline * self.tensor + tensor) * self.shard_group + data % self.shard_group
 
 
-def loses_a_shard(mesh: Mesh, lost_ranks: Collection[int], survives_losses: int | None = None) -> bool:
+def loses_a_shard(mesh: PlannedMesh, lost_ranks: Collection[int], survives_losses: int | None = None) -> bool:
     """Whether more than `survives_losses` ranks that hold one shard are lost (by default: all of them)."""
     limit = mesh.replicas - 1 if survives_losses is None else survives_losses
     if len(lost_ranks) <= limit:

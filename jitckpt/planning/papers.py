@@ -83,7 +83,7 @@ def jit_table8() -> Reproduction:
     cells: list[Cell] = []
     for model, (save, restore, minibatch, overhead) in user_level.items():
         for i, gpus in enumerate(sizes):
-            job = cost.Job(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
+            job = cost.JobCosts(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
             frequency = cost.optimal_saves_per_second(job) * HOUR_SECONDS
             share = 100 * cost.periodic_waste(job).share
             note = cut
@@ -98,7 +98,7 @@ def jit_table8() -> Reproduction:
     taken_as_share = {"BERT-L-PT": 0.0076, "BERT-B-FT": 0.0024, "GPT2-S": 0.0024}
     for model, (save, restore, minibatch, overhead) in user_level.items():
         for i, gpus in enumerate(sizes):
-            job = cost.Job(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
+            job = cost.JobCosts(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
             share = 100 * cost.user_level_jit_waste(job).share
             note = cut
             if model in taken_as_share:
@@ -113,7 +113,7 @@ def jit_table8() -> Reproduction:
             cells.append(Cell(row, f"N={gpus}", printed_user_level[model][i], share, "%", note))
     for model, (minibatch, overhead) in transparent.items():
         for i, gpus in enumerate(sizes):
-            job = cost.Job(gpus, 2e-3, 0.0, 0.0, minibatch, overhead / minibatch)
+            job = cost.JobCosts(gpus, 2e-3, 0.0, 0.0, minibatch, overhead / minibatch)
             share = 100 * cost.transparent_jit_waste(job).share
             note = "the paper's figure needs an overhead of 0.7 %; its Table 5 has " + (
                 f"{overhead} s per {minibatch} s, {overhead / minibatch:.2%}" if overhead else "none"
@@ -126,7 +126,7 @@ def jit_table8() -> Reproduction:
             f"{kind} {model}",
             tuple(float(n) for n in gpus_drawn),
             tuple(
-                100 * waste(cost.Job(n, 2e-3, save, restore, minibatch, overhead / minibatch)).share
+                100 * waste(cost.JobCosts(n, 2e-3, save, restore, minibatch, overhead / minibatch)).share
                 for n in gpus_drawn
             ),
         )

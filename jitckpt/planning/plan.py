@@ -10,7 +10,7 @@ from jitckpt.planning import exact
 from jitckpt.planning.cluster import Description, FailureMode
 from jitckpt.planning.cost import money_per_month
 from jitckpt.planning.options import command, why_not
-from jitckpt.planning.policies import Files, Policy, Tier, lost_by, parse_policy
+from jitckpt.planning.policies import Files, PlannedTier, Policy, lost_by, parse_policy
 from jitckpt.planning.units import DAY_SECONDS, show_seconds
 
 # From the least to the most that has to be set up; a later one must be clearly better to be recommended.
@@ -66,7 +66,7 @@ class Analysis:
 
 
 @dataclass(frozen=True)
-class Refused:
+class RefusedPolicy:
     """A policy that this cluster cannot run, and why."""
 
     policy: str
@@ -80,7 +80,7 @@ class _Path:
     mode: FailureMode
     share: float
     per_second: float
-    tier: Tier | None
+    tier: PlannedTier | None
     outage_seconds: float
 
 
@@ -90,7 +90,7 @@ def _paths(description: Description, policy: Policy) -> list[_Path]:
     for mode in description.failures:
         # All GPUs are alike: they hold a replica of some shard each, and a GPU alone takes no host memory.
         count = 1 if mode.scope == "gpu" else description.components(mode.scope)
-        found: dict[tuple[Tier | None, float], int] = {}
+        found: dict[tuple[PlannedTier | None, float], int] = {}
         for component in range(count):
             lost = lost_by(description, mode.scope, component, mode.takes)
             tier = policy.tier_for(lost)
@@ -111,7 +111,7 @@ def _start_over_seconds(description: Description, mode: FailureMode) -> float:
     return description.job.detection_seconds + replaced + description.job.start_seconds
 
 
-def _lag_minibatches(tier: Tier | None) -> float:
+def _lag_minibatches(tier: PlannedTier | None) -> float:
     """Whole minibatches that a memory tier's newest checkpoint lies behind, on average.
 
     GEMINI's eq. 1: a checkpoint of k minibatches is whole after k more, so k to 2 k - 1 are lost.
@@ -193,14 +193,16 @@ def _minibatches_per_save(files: Files, minibatch: float, kinds: Sequence[exact.
     return None if best is None else max(least, best)
 
 
-def compare(description: Description, policies: Sequence[str] = USUAL_POLICIES) -> list[Analysis | Refused]:
+def compare(
+    description: Description, policies: Sequence[str] = USUAL_POLICIES
+) -> list[Analysis | RefusedPolicy]:
     """Every policy analysed, or the reason why it cannot run here."""
-    rows: list[Analysis | Refused] = []
+    rows: list[Analysis | RefusedPolicy] = []
     for text in policies:
         try:
             rows.append(analyse(description, parse_policy(text, description)))
         except InvalidInput as error:
-            rows.append(Refused(text, str(error)))
+            rows.append(RefusedPolicy(text, str(error)))
     return rows
 
 
@@ -213,7 +215,7 @@ class Recommendation:
     command: str
 
 
-def recommend(description: Description, rows: Sequence[Analysis | Refused]) -> Recommendation:
+def recommend(description: Description, rows: Sequence[Analysis | RefusedPolicy]) -> Recommendation:
     """The policy to run and why, in words. Rows come from the simplest to the most elaborate.
 
     Only what `jitckpt run` can do is recommended; what else would be clearly better is named.

@@ -23,31 +23,31 @@ GEMINI_BUFFER_BYTES = 128 * 2**20  # device memory that receives checkpoint chun
 
 
 @dataclass(frozen=True)
-class Lost:
+class OutageLoss:
     """What an outage has taken so far. Several failures in one outage add up."""
 
     device_ranks: frozenset[int] = frozenset()  # their device memory is gone
     host_machines: frozenset[int] = frozenset()  # their host memory is gone
     machines_to_replace: frozenset[int] = frozenset()
 
-    def __or__(self, other: "Lost") -> "Lost":
-        return Lost(
+    def __or__(self, other: "OutageLoss") -> "OutageLoss":
+        return OutageLoss(
             self.device_ranks | other.device_ranks,
             self.host_machines | other.host_machines,
             self.machines_to_replace | other.machines_to_replace,
         )
 
 
-def lost_by(description: Description, scope: str, component: int, takes: str) -> Lost:
+def lost_by(description: Description, scope: str, component: int, takes: str) -> OutageLoss:
     """What one failure takes."""
     if takes == "nothing":
-        return Lost()
+        return OutageLoss()
     ranks = description.ranks_of(scope, component)
     if takes == "process":
-        return Lost(frozenset(ranks))
+        return OutageLoss(frozenset(ranks))
     per_machine = description.cluster.gpus_per_machine
     machines = frozenset(range(ranks[0] // per_machine, ranks[-1] // per_machine + 1))
-    return Lost(frozenset(ranks), machines if takes == "machine" else frozenset(), machines)
+    return OutageLoss(frozenset(ranks), machines if takes == "machine" else frozenset(), machines)
 
 
 @dataclass(frozen=True)
@@ -98,12 +98,12 @@ class Times:
             self.description.job.gpu_state_bytes * cluster.gpus_per_machine / cluster.network_bytes_per_second
         )
 
-    def replacement(self, lost: Lost) -> float:
+    def replacement(self, lost: OutageLoss) -> float:
         return self.description.cluster.replacement_seconds if lost.machines_to_replace else 0.0
 
 
 @dataclass(frozen=True)
-class Tier(ABC):
+class PlannedTier(ABC):
     description: Description = field(repr=False)
 
     @cached_property
@@ -115,11 +115,11 @@ class Tier(ABC):
     def name(self) -> str: ...
 
     @abstractmethod
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         """Whether this tier still has the whole state."""
 
     @abstractmethod
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         """From the failure until training goes on, with machines at hand to replace lost ones."""
 
     @property
@@ -152,15 +152,15 @@ class Tier(ABC):
         return 0.0
 
 
-class TransparentJit(Tier):
+class TransparentJit(PlannedTier):
     """Recovered under the running processes: the application sees a pause."""
 
     name = "transparent-jit"
 
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         return not loses_a_shard(self.description.job.state_mesh, lost.device_ranks)
 
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         job, times = self.description.job, self.times
         seconds = job.detection_seconds + job.communicator_seconds
         if lost.machines_to_replace:  # hard error: the processes move by CRIU, device memory by files
@@ -172,15 +172,15 @@ class TransparentJit(Tier):
         return self.description.measured.jit_overhead_share
 
 
-class UserJit(Tier):
+class UserJit(PlannedTier):
     """Healthy ranks save after the failure, the job is started again from those files."""
 
     name = "user-jit"
 
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         return not loses_a_shard(self.description.job.state_mesh, lost.device_ranks)
 
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         job, times = self.description.job, self.times
         return (
             job.detection_seconds + times.jit_save + times.replacement(lost) + job.start_seconds + times.load
@@ -192,7 +192,7 @@ class UserJit(Tier):
 
 
 @dataclass(frozen=True)
-class Gemini(Tier):
+class Gemini(PlannedTier):
     """Every checkpoint whole in host memory, on the machine itself and on replicas - 1 others."""
 
     replicas: int = 2
@@ -230,11 +230,11 @@ class Gemini(Tier):
                 found.setdefault(machine, set()).add(frozenset(holder))
         return {machine: list(sets) for machine, sets in found.items()}
 
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         gone = lost.host_machines
         return not any(holder <= gone for machine in gone for holder in self._held_with[machine])
 
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         job, times = self.description.job, self.times
         fetch = times.machine_fetch if lost.machines_to_replace else 0.0
         return job.detection_seconds + times.replacement(lost) + job.start_seconds + fetch + times.snapshot
@@ -270,7 +270,7 @@ class Gemini(Tier):
 
 
 @dataclass(frozen=True)
-class Reft(Tier):
+class Reft(PlannedTier):
     """Each data-parallel member keeps its part of what is redundant, and something of its peers' parts."""
 
     method: str = "arc"
@@ -303,12 +303,12 @@ class Reft(Tier):
             raise InvalidInput(f"reft={self.method}: the method must be arc, aec, arc-aec or aor")
         return ways[self.method](job.gpu_state_bytes, job.mesh.replicas)
 
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         per_machine = self.description.cluster.gpus_per_machine
         ranks = [machine * per_machine + i for machine in lost.host_machines for i in range(per_machine)]
         return not loses_a_shard(self.description.job.mesh, ranks, self.costs.survives_losses)
 
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         job, times = self.description.job, self.times
         gather = times.machine_fetch  # all-gather of the parts, whoever lost something
         return job.detection_seconds + times.replacement(lost) + job.start_seconds + gather + times.snapshot
@@ -329,7 +329,7 @@ class Reft(Tier):
 
 
 @dataclass(frozen=True)
-class Files(Tier):
+class Files(PlannedTier):
     """Saves to shared files every so often; asks nothing of any machine's memory."""
 
     interval_seconds: float | None = None  # None: the optimum
@@ -339,14 +339,14 @@ class Files(Tier):
     def name(self) -> str:
         return "checkfreq" if self.in_background else "periodic"
 
-    def recovers(self, lost: Lost) -> bool:
+    def recovers(self, lost: OutageLoss) -> bool:
         return True
 
     @property
     def resumes(self) -> bool:
         return False
 
-    def outage_seconds(self, lost: Lost) -> float:
+    def outage_seconds(self, lost: OutageLoss) -> float:
         job, times = self.description.job, self.times
         return job.detection_seconds + times.replacement(lost) + job.start_seconds + times.load
 
@@ -371,7 +371,7 @@ class Policy:
     """Tiers, the first that can recover does."""
 
     text: str
-    tiers: tuple[Tier, ...]
+    tiers: tuple[PlannedTier, ...]
 
     @property
     def files(self) -> Files | None:
@@ -389,7 +389,7 @@ class Policy:
     def device_memory_bytes(self) -> float:
         return sum(tier.device_memory_bytes for tier in self.tiers)
 
-    def tier_for(self, lost: Lost) -> Tier | None:
+    def tier_for(self, lost: OutageLoss) -> PlannedTier | None:
         """Who recovers from this; None: nobody, the job starts over."""
         return next((tier for tier in self.tiers if tier.recovers(lost)), None)
 
@@ -400,7 +400,7 @@ def parse_policy(text: str, description: Description) -> Policy:
     Tiers: none, periodic[=interval], checkfreq[=interval], gemini[=replicas], reft[=arc|aec|arc-aec|aor],
     user-jit, transparent-jit. Raises InvalidInput when one does not exist or does not fit the cluster.
     """
-    tiers: list[Tier] = []
+    tiers: list[PlannedTier] = []
     for part in [] if text == "none" else text.split("+"):
         name, _, value = part.partition("=")
         tiers.append(_tier(name, value, description))
@@ -422,7 +422,7 @@ def parse_policy(text: str, description: Description) -> Policy:
     return policy
 
 
-def _tier(name: str, value: str, description: Description) -> Tier:
+def _tier(name: str, value: str, description: Description) -> PlannedTier:
     if name in ("periodic", "checkfreq"):
         interval = quantity(name, _spaced(value), SECONDS) if value else None
         return Files(description, interval, name == "checkfreq")

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from jitckpt.decisions.check import number, whole
 from jitckpt.decisions.redundancy import protectable
-from jitckpt.planning.mesh import Mesh
+from jitckpt.planning.mesh import PlannedMesh
 
 
 @dataclass(frozen=True)
@@ -84,7 +84,7 @@ def aor(
     )
 
 
-def saved_range(mesh: Mesh, rank: int, shard_bytes: int) -> tuple[int, int]:
+def saved_range(mesh: PlannedMesh, rank: int, shard_bytes: int) -> tuple[int, int]:
     """The bytes [start, end) of its shard that a rank snapshots: each of its D replicas another 1/D.
 
     Ranges differ by at most a byte, and together are the whole shard.

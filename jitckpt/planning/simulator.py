@@ -15,7 +15,7 @@ from random import Random
 from jitckpt.decisions.check import positive, whole
 from jitckpt.planning.cluster import Description
 from jitckpt.planning.failures import Failure
-from jitckpt.planning.policies import Lost, Policy, Tier, lost_by
+from jitckpt.planning.policies import OutageLoss, PlannedTier, Policy, lost_by
 
 TRAINING, SAVING, REDONE, OVERHEAD, RECOVERING, WAITING = (
     "useful training", "saving", "redone work", "overhead", "recovering", "waiting for machines",
@@ -154,7 +154,7 @@ class _Pause:
     end_seconds: float
     waiting_seconds: float
     failures: int
-    tier: Tier | None
+    tier: PlannedTier | None
 
 
 def _pause(
@@ -168,7 +168,7 @@ def _pause(
     seen: Counter[str],
 ) -> _Pause:
     """From the next failure until training goes on, or until the time is over."""
-    lost, tier, count, waiting, fails_share = Lost(), None, 0, 0.0, 0.0
+    lost, tier, count, waiting, fails_share = OutageLoss(), None, 0, 0.0, 0.0
     at = ready = end = coming.at_seconds  # the last failure; its machines replaced; the outage over
     while True:
         while coming.failure is not None and coming.at_seconds <= min(end, until):
@@ -257,14 +257,14 @@ def simulate(
     )
 
 
-def _outage_seconds(tier: Tier | None, description: Description, lost: Lost) -> float:
+def _outage_seconds(tier: PlannedTier | None, description: Description, lost: OutageLoss) -> float:
     if tier is not None:
         return tier.outage_seconds(lost)
     replacement = description.cluster.replacement_seconds if lost.machines_to_replace else 0.0
     return description.job.detection_seconds + replacement + description.job.start_seconds
 
 
-def _restore(training: _Training, tier: Tier | None) -> int:
+def _restore(training: _Training, tier: PlannedTier | None) -> int:
     if tier is None:
         training.in_files = 0
         return training.back_to_files()

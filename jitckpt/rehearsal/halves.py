@@ -33,7 +33,7 @@ class Noted:
 
 
 @dataclass(frozen=True)
-class Saved:
+class SeenSave:
     """A save that could be taken for one of the job: of which start (0: it says none), step and rank."""
 
     start: int
@@ -51,7 +51,7 @@ class Directory:
 
     starts: Sequence[Noted]
     log: Sequence[Event]
-    saves: Sequence[Saved]
+    saves: Sequence[SeenSave]
     set_aside: bool = True
 
 
@@ -179,9 +179,9 @@ def _read(path: Path, set_aside: bool) -> Directory:
     )
 
 
-def _saves(root: Path) -> Iterator[Saved]:
+def _saves(root: Path) -> Iterator[SeenSave]:
     for path in sorted(root.glob(f"step-*/*/{layout.METADATA_FILE}")):
         if layout.parse_rank_folder(path.parent.name) is not None:
             metadata = layout.parse_metadata(path.read_bytes())
             identity = metadata.identity
-            yield Saved(identity.start, metadata.step, identity.rank, str(path.parent.relative_to(root)))
+            yield SeenSave(identity.start, metadata.step, identity.rank, str(path.parent.relative_to(root)))

@@ -60,7 +60,7 @@ class Trial:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class TrialVerdict:
     """What came of a trial. reason: why it did not pass, empty if it did.
 
     note: of one that passed, where it did not end as most do, what happened; else empty. step: the one that
@@ -145,7 +145,7 @@ def cut_off(trial: Trial, directory: Path) -> Path:
     return file
 
 
-def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = ()) -> Verdict:
+def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = ()) -> TrialVerdict:
     """Return whether a run ended as the undisturbed one, redid at most one minibatch and left nothing behind.
 
     ignored: parts of the final state that differ between undisturbed runs, too.
@@ -173,7 +173,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
     times = [
         recovery.first_step_seconds for recovery in recoveries if recovery.first_step_seconds is not None
     ]
-    return Verdict(
+    return TrialVerdict(
         failure=str(trial),
         step=recoveries[-1].step if recoveries else None,
         redone=sum(redone) if redone else None,
@@ -186,7 +186,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
 
 def judge_resumed(
     trial: Trial, stopped: Run, resumed: Run, undisturbed: Run, *, saved: int, ignored: Collection[str] = ()
-) -> Verdict:
+) -> TrialVerdict:
     """Return the same of a job whose launcher was ended, and which the same command took up again.
 
     saved: the newest step that a rank saved, 0 if none did.
@@ -206,7 +206,7 @@ def judge_resumed(
         reasons.append(f"{redone} minibatches redone")
     reasons += [f"left behind {thing}" for run in (stopped, resumed) for thing in run.left_behind]
     seconds = stopped.seconds + resumed.seconds
-    return Verdict(str(trial), step, redone, None, seconds, 1, "; ".join(reasons))
+    return TrialVerdict(str(trial), step, redone, None, seconds, 1, "; ".join(reasons))
 
 
 def _was_over(run: Run) -> bool:

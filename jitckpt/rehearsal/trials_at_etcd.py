@@ -25,7 +25,7 @@ from jitckpt.rehearsal.strikes_at_etcd import (
     MembersStop,
     Stops,
 )
-from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
 
 HOST = "host"
 RANKS = (HOSTS, HOSTS - 1)
@@ -103,7 +103,7 @@ def missed(trial: Trial, run: Run) -> bool:
     return any(strike not in run.struck for strike in trial.strikes)
 
 
-def judge(trial: Trial, run: Run, undisturbed: Run, said: str, ignored: Sequence[str] = ()) -> Verdict:
+def judge(trial: Trial, run: Run, undisturbed: Run, said: str, ignored: Sequence[str] = ()) -> TrialVerdict:
     """Return whether the run has ended as the undisturbed one, and never in two halves. said: by all agents.
 
     What lasts may cost as many restarts as there are; where a host only stood still for a moment, none.
@@ -119,7 +119,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run, said: str, ignored: Sequence
     reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
     restored = [event["step"] for event in run.events if event["event"] == "restored"]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return Verdict(
+    return TrialVerdict(
         failure=str(trial),
         step=restored[-1] if restored else 0,
         redone=None,  # what a stopped or cut-off host has printed comes late

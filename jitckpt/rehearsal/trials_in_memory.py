@@ -17,7 +17,7 @@ from pathlib import Path
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
-from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
 from jitckpt.rehearsal.trials_on_hosts import LOST_STATE
 from jitckpt.tiers import host_memory
 
@@ -266,7 +266,7 @@ def judge(
     *,
     has_replicas: bool = False,
     said: str = "",
-) -> Verdict:
+) -> TrialVerdict:
     """Return whether the run has ended as the undisturbed one, from memory and without a file.
 
     Where more is lost than the copies survive, from files or from the beginning. A short cut does nothing.
@@ -304,7 +304,7 @@ def judge(
     reasons += [f"left behind {thing}" for thing in run.left_behind]
     reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return Verdict(
+    return TrialVerdict(
         failure=str(trial),
         step=max(steps, default=0),
         redone=redone,

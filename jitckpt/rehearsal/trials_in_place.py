@@ -9,7 +9,7 @@ from jitckpt.agent.proxies.agreement import NOT_YET
 from jitckpt.events import Event
 from jitckpt.faults.injection import FAILURES_OF_THE_DEVICE, LASTING_KINDS, keys_of, parse_fault, phases_of
 from jitckpt.rehearsal.runs import Run, ServerStrike, Strike
-from jitckpt.rehearsal.trials import Trial, Verdict, differences, is_silent
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, is_silent
 from jitckpt.reports.timeline_transparent import transparent_recoveries
 from jitckpt.saves.final_state import FinalState
 
@@ -91,7 +91,7 @@ def came_too_late(trial: Trial, run: Run) -> bool:
     return any(strike not in run.struck or not (again or strike.rank in replaced) for strike in trial.strikes)
 
 
-def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
+def judge(trial: Trial, run: Run, undisturbed: Run) -> TrialVerdict:
     """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes.
 
     Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead; and
@@ -113,7 +113,7 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> Verdict:
         reasons.append("no recovery")
     reasons += [f"{one.of_job} minibatches redone" for one in again if one.of_job > 1]
     reasons += [f"left behind {thing}" for thing in run.left_behind]
-    return Verdict(
+    return TrialVerdict(
         failure=str(trial),
         step=found[-1].state if found else None,
         redone=max((one.of_job for one in again), default=None),

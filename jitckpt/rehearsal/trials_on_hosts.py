@@ -7,7 +7,7 @@ from itertools import pairwise
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run, Strike
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
-from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
 
 # A host that has not the rendezvous' store, and the one that has it, at any time; a rank, in a chosen phase.
 HOST, STORE_HOST, RANK = "host", "store-host", "kill"
@@ -67,7 +67,7 @@ def missed(trial: Trial, run: Run) -> bool:
 
 def judge_on_hosts(
     trial: Trial, run: Run, undisturbed: Run, said: str, ignored: Sequence[str] = ()
-) -> Verdict:
+) -> TrialVerdict:
     """Return the same as trials.judge, and whether no rank's own state was lost. said: by all agents."""
     # What a host noticed that is lost is in no log: what was done again is told by what the ranks printed.
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed, ignored)
@@ -82,7 +82,7 @@ def judge_on_hosts(
     reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
     restored = [event["step"] for event in run.events if event["event"] == "restored"]
     times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return Verdict(
+    return TrialVerdict(
         failure=str(trial),
         step=restored[-1] if restored else 0,
         redone=max(redone, default=1),

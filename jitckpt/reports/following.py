@@ -9,7 +9,7 @@ from typing import Any
 
 from jitckpt.decisions.memory_state import STATES
 from jitckpt.events import FILE_NAME, Event, parse_event
-from jitckpt.reports.present import JobModel, Present, Progress, is_whole
+from jitckpt.reports.present import AgentsProgress, JobModel, Present, is_whole
 from jitckpt.system import regular_file
 
 PIECE = 1 << 22  # bytes read at a time
@@ -31,7 +31,7 @@ class Follower:
         self.events: list[Event] = []
         self.damaged = 0
         self.problem = ""
-        self.progress: Progress | None = None
+        self.progress: AgentsProgress | None = None
         self._read = 0
         self._file: tuple[int, int] | None = None
         self._rest = b""
@@ -75,7 +75,7 @@ class Follower:
             self.events.append(event)
             self.model.take(event)
 
-    def _read_progress(self) -> Progress | None:
+    def _read_progress(self) -> AgentsProgress | None:
         """Return what the agents of all hosts that write to this directory have told."""
         told = [_progress(path) for path in sorted(self.directory.glob(PROGRESS_FILES))]
         found = [one for one in told if one is not None]
@@ -84,7 +84,7 @@ class Follower:
         newest = max(found, key=lambda one: one.restart)
         same = [one for one in found if one.restart == newest.restart]
         seconds = [one.step_seconds for one in same if one.step_seconds is not None]
-        return Progress(
+        return AgentsProgress(
             time=max(one.time for one in same),
             restart=newest.restart,
             steps={rank: step for one in same for rank, step in one.steps.items()},
@@ -102,7 +102,7 @@ class Follower:
         known = self._known_until(at)
         return at - known if known < at else None
 
-    def _of_this_job(self) -> Progress | None:
+    def _of_this_job(self) -> AgentsProgress | None:
         """A progress file that an earlier job has left says nothing."""
         begun = self.events[0]["time"] if self.events else 0.0
         return self.progress if self.progress is not None and self.progress.time >= begun else None
@@ -115,14 +115,14 @@ class Follower:
         return now if now - last <= SILENT_AFTER else float(last)
 
 
-def _progress(path: Path) -> Progress | None:
+def _progress(path: Path) -> AgentsProgress | None:
     try:
         with regular_file.reading(path) as file:
             document: Any = json.loads(file.read(MOST_PROGRESS))
         steps = {int(rank): int(step) for rank, step in document["steps"].items()}
         seconds = document.get("step_seconds")
         states = {int(rank): str(state) for rank, state in document.get("memory_states", {}).items()}
-        return Progress(
+        return AgentsProgress(
             float(document["time"]),
             int(document["restart"]),
             steps,

@@ -28,7 +28,7 @@ NOT_OURS = "jitckpt has not written it"
 
 
 @dataclass(frozen=True)
-class Found:
+class FoundSave:
     """One folder or file of a step. kind: rank or local, "" where that is unknown. reason: why it is no use.
 
     bytes: of all its files, as its metadata says, or as they lie there where it has none. time: when the save
@@ -48,7 +48,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Step:
+class InspectedStep:
     """A step with at least one save. whole: a restart could take it. reason: why it could not."""
 
     step: int
@@ -78,8 +78,8 @@ class Inspection:
     job: str | None
     world_size: int
     shards: int
-    saves: tuple[Found, ...]
-    steps: tuple[Step, ...]
+    saves: tuple[FoundSave, ...]
+    steps: tuple[InspectedStep, ...]
     restart: int | None
     refusal: str
     loads: tuple[Load, ...]
@@ -187,7 +187,9 @@ def inspect(
     )
 
 
-def _steps(records: Sequence[SaveRecord], job: SavedJob, problems: Mapping[Path, str | None]) -> list[Step]:
+def _steps(
+    records: Sequence[SaveRecord], job: SavedJob, problems: Mapping[Path, str | None]
+) -> list[InspectedStep]:
     good: dict[int, set[int]] = {}  # the shards of each step
     for record in records:
         if record.kind == "rank":
@@ -198,18 +200,18 @@ def _steps(records: Sequence[SaveRecord], job: SavedJob, problems: Mapping[Path,
     for step, shards in sorted(good.items(), reverse=True):
         missing = [shard for shard in range(job.identity.shards) if shard not in shards]
         reason = selection.no_whole_save(missing) if missing else "" if shards else "no whole save"
-        steps.append(Step(step, not reason, reason))
+        steps.append(InspectedStep(step, not reason, reason))
     return steps
 
 
-def _found(directory: Path, record: SaveRecord, problem: str | None) -> Found:
+def _found(directory: Path, record: SaveRecord, problem: str | None) -> FoundSave:
     metadata = record.metadata
     size = (
         sum(file.size for file in metadata.files) + (record.path / layout.METADATA_FILE).stat().st_size
         if metadata
         else _bytes_of(record.path)
     )
-    return Found(
+    return FoundSave(
         path=str(record.path.relative_to(directory)),
         step=record.step,
         kind=record.kind,
@@ -223,7 +225,7 @@ def _found(directory: Path, record: SaveRecord, problem: str | None) -> Found:
     )
 
 
-def _others(directory: Path) -> list[Found]:
+def _others(directory: Path) -> list[FoundSave]:
     """What lies in the folders of steps beside saves."""
     found = []
     for step_path in sorted(directory.iterdir(), reverse=True):
@@ -236,7 +238,7 @@ def _others(directory: Path) -> list[Found]:
     return found
 
 
-def _other(directory: Path, step: int, path: Path) -> Found:
+def _other(directory: Path, step: int, path: Path) -> FoundSave:
     state: State = "other"
     kind, rank, reason = "", None, NOT_OURS
     found = _NOT_A_SAVE.fullmatch(path.name)
@@ -246,7 +248,7 @@ def _other(directory: Path, step: int, path: Path) -> Found:
     failed = layout.parse_rank_folder(path.stem.removeprefix("error-"))
     if failed is not None and path.name.startswith("error-") and path.suffix == ".txt":
         (kind, rank), reason = failed, "the traceback of a save that failed"
-    return Found(
+    return FoundSave(
         path=str(path.relative_to(directory)),
         step=step,
         kind=kind,

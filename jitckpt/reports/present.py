@@ -63,7 +63,7 @@ ALIVE = ("loading", "training", "late", "held", "saving", "saved", "done")
 
 
 @dataclass(frozen=True)
-class Progress:
+class AgentsProgress:
     """What the agents tell beside the events, at this wall time: the newest step of each rank.
 
     memory_states: how far the snapshots of healthy ranks are (decisions/memory_state.py).
@@ -359,7 +359,7 @@ class JobModel:
         for event in events:
             self.take(event)
 
-    def present(self, now: float, progress: Progress | None = None) -> Present | None:
+    def present(self, now: float, progress: AgentsProgress | None = None) -> Present | None:
         """Return how the job is at wall time `now`, None if it has no event; progress: told last."""
         if self._last is None:
             return None
@@ -420,7 +420,7 @@ class JobModel:
             memory_bytes=self._memory_bytes if self._memory_step is not None else 0,
         )
 
-    def _memory_state(self, rank: int, told: Progress | None) -> str:
+    def _memory_state(self, rank: int, told: AgentsProgress | None) -> str:
         health = self._memory_health.get(rank, "") if self._outcome is None else ""
         if health != "healthy" or told is None:
             return health

@@ -10,7 +10,7 @@ ON_PURPOSE = ("signal", "hosts")  # causes that are no failures
 
 
 @dataclass(frozen=True)
-class Measured:
+class MeasuredSnapshots:
     """Of all jobs of a directory, in seconds.
 
     pauses: of each snapshot. written: of each, until it was on the disk. come_back: of each failure after
@@ -25,7 +25,7 @@ class Measured:
     seconds: float
 
 
-def measured(jobs: Sequence[Sequence[Event]]) -> Measured:
+def measured(jobs: Sequence[Sequence[Event]]) -> MeasuredSnapshots:
     """Return what the events of these jobs tell, each in order."""
     pauses: list[float] = []
     written: list[float] = []
@@ -45,4 +45,4 @@ def measured(jobs: Sequence[Sequence[Event]]) -> Measured:
             failures += detected["cause"] not in ON_PURPOSE and not rehearsed
         is_last = number == len(jobs) - 1  # it may still run
         failures += not is_last and all(event["event"] != "job_ended" for event in events)  # lost launcher
-    return Measured(tuple(pauses), tuple(written), tuple(come_back), failures, seconds)
+    return MeasuredSnapshots(tuple(pauses), tuple(written), tuple(come_back), failures, seconds)

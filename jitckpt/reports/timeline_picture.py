@@ -87,7 +87,7 @@ class Lane:
 
 
 @dataclass(frozen=True)
-class Recovery:
+class DrawnRecovery:
     """One recovery: when (by the launcher's clock), what happened, its lanes (the launcher's first, if it did
     something), and the ranks left out to save space."""
 
@@ -97,7 +97,7 @@ class Recovery:
     left_out: int
 
 
-def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[Recovery]:
+def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[DrawnRecovery]:
     """Return what is to be drawn of one job, of so many ranks at most."""
     by_start: dict[int, list[Event]] = {}
     for event in events:
@@ -112,7 +112,9 @@ def recoveries(events: Sequence[Event], most_ranks: int = SHOWN_RANKS) -> list[R
     return sorted(found, key=lambda one: one.found)
 
 
-def _recovery_in_place(faults: Sequence[Event], recovery: TransparentRecovery, most_ranks: int) -> Recovery:
+def _recovery_in_place(
+    faults: Sequence[Event], recovery: TransparentRecovery, most_ranks: int
+) -> DrawnRecovery:
     failed, at = recovery.rank, recovery.clock
     for fault in faults:
         if fault["fault"] == recovery.fault and fault["clock"] <= recovery.clock:
@@ -126,10 +128,12 @@ def _recovery_in_place(faults: Sequence[Event], recovery: TransparentRecovery, m
         lanes.append(
             Lane(f"rank {one.rank}", tuple(phases), at - recovery.clock if one.rank == failed else None)
         )
-    return Recovery(recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - most_ranks))
+    return DrawnRecovery(
+        recovery.clock, recovery.cause, tuple(lanes), max(0, len(recovery.ranks) - most_ranks)
+    )
 
 
-def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> Recovery:
+def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> DrawnRecovery:
     """around: the events of the start that failed, and of the one after it."""
     found, restart = detected["clock"], detected["restart"]
 
@@ -181,7 +185,7 @@ def _recovery(detected: Event, around: Sequence[Event], most_ranks: int) -> Reco
         lanes.append(_lane(f"rank {rank}", _last(failed), before, restarted, new))
     saved_bytes = sum(event["bytes"] for event in around if _is(event, "save_ended", restart))
     size = f", {show_size(saved_bytes)} saved" if saved_bytes else ""
-    return Recovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - most_ranks))
+    return DrawnRecovery(found, f"{detected['text']}{size}", tuple(lanes), max(0, len(ranks) - most_ranks))
 
 
 def _lane(
@@ -249,17 +253,17 @@ def draw(events: Sequence[Event], path: Path) -> None:
     save_figure(figure, path)
 
 
-def _pauses(events: Sequence[Event]) -> list[Recovery]:
+def _pauses(events: Sequence[Event]) -> list[DrawnRecovery]:
     """Return the pauses of one job as one part of the picture, a lane a pause; nothing if there are none."""
     found = pauses(events)
     lanes = [
         Lane(f"step {pause.step}", tuple(Phase(*reach) for reach in pause.reaches), None)
         for pause in longest(found)
     ]
-    return [Recovery(found[0].clock, title(found), tuple(lanes), 0)] if found else []
+    return [DrawnRecovery(found[0].clock, title(found), tuple(lanes), 0)] if found else []
 
 
-def _draw_recovery(axes: "Axes", recovery: Recovery) -> None:
+def _draw_recovery(axes: "Axes", recovery: DrawnRecovery) -> None:
     end = max((phase.end for lane in recovery.lanes for phase in lane.phases), default=1.0)
     begin = min([0.0, *(phase.begin for lane in recovery.lanes for phase in lane.phases)])
     least = LEAST_SHARE * (end - begin)

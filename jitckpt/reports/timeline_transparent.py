@@ -34,7 +34,7 @@ _PARTS = {
 
 
 @dataclass(frozen=True)
-class Step:
+class RecoveryStep:
     """One of STEPS or MOVE_STEPS, of a rank. begin: by the launcher's monotonic clock."""
 
     name: str
@@ -51,7 +51,7 @@ class RankSteps:
 
     rank: int
     replaced: bool
-    steps: tuple[Step, ...]
+    steps: tuple[RecoveryStep, ...]
 
 
 @dataclass(frozen=True)
@@ -152,19 +152,19 @@ def _names(ranks: Sequence[RankSteps]) -> list[str]:
 
 def _ranks(events: Sequence[Event]) -> list[RankSteps]:
     """Return what the ranks did in one attempt, whose events these are."""
-    found: dict[int, list[Step]] = {}
+    found: dict[int, list[RecoveryStep]] = {}
     replaced = set()
     for event in events:
         if event["event"] not in _PARTS:
             continue
         if event["event"] == "server_restarted" and not event.get("stays"):
             replaced.add(event["rank"])
-        parts: list[Step] = []
+        parts: list[RecoveryStep] = []
         begin = event["clock"]
         for name in reversed(_PARTS[event["event"]]):  # one after the other, the last until the event
             seconds = event["seconds"] if name == "stop" else event.get(name, 0.0)
             begin -= seconds
-            parts.insert(0, Step(name, begin, seconds))
+            parts.insert(0, RecoveryStep(name, begin, seconds))
         for rank in event["ranks"] if event["event"] == "ranks_moved" else [event["rank"]]:
             found.setdefault(rank, []).extend(parts)
     return [RankSteps(rank, rank in replaced, tuple(steps)) for rank, steps in sorted(found.items())]

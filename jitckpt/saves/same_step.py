@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from jitckpt.decisions.sources import Kind, Plan, Source, decide
+from jitckpt.decisions.sources import Kind, Source, SourcePlan, decide
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
@@ -28,7 +28,7 @@ from jitckpt.saves.selection import (
     no_whole_save,
     nothing_usable,
 )
-from jitckpt.state.shards import Store, through_first
+from jitckpt.state.shards import SharedStore, through_first
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Decision:
         self._offers: Sequence[Offer] = ()
         self._refused: dict[int, set[int]] = {}  # by step: the shards whose saves were damaged
         self._failed: list[Source] = []
-        self._plan: Plan | None = None
+        self._plan: SourcePlan | None = None
 
     def hear_offers(self, offers: Sequence[Offer]) -> Verdict:
         """Return what to check first."""
@@ -239,7 +239,7 @@ def alone(root: Path, identity: Identity) -> Choice | None:
 
 
 def together(
-    store: Store,
+    store: SharedStore,
     root: Path,
     identity: Identity,
     memory: InMemory | None = None,
@@ -262,7 +262,7 @@ def together(
 
 
 def _together(
-    store: Store, root: Path, identity: Identity, memory: InMemory | None, warn: Callable[[str], None]
+    store: SharedStore, root: Path, identity: Identity, memory: InMemory | None, warn: Callable[[str], None]
 ) -> Choice | None:
     rank, world_size = identity.rank, identity.world_size
 

@@ -58,7 +58,7 @@ def _ddps(model: nn.Module) -> list[nn.Module]:
     return [one for one in model.modules() if isinstance(one, nn.parallel.DistributedDataParallel)]
 
 
-class Held(NamedTuple):
+class HeldParameters(NamedTuple):
     """The model's parameters after a step: what this rank holds of each by name, and which are frozen.
 
     frozen: those that do not require gradients. cuts: which part of one this rank holds, where it is not the
@@ -83,7 +83,7 @@ class ModelState:
         self._averages: list[AveragedModel] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
-        self._held: Held | None = None
+        self._held: HeldParameters | None = None
         self._flags = b""
         self._versions = b""
         self._parameters = parallel.parameters(self._model)
@@ -181,7 +181,7 @@ class ModelState:
         self._watched = tuple(self._parameters.values()), tuple(self.memory.values())
         self._held = None
 
-    def held(self) -> Held:
+    def held(self) -> HeldParameters:
         """Return what is held of the parameters now; the same object while that is the same memory."""
         parameters, memory = self._watched
         flags, places = tensors_seen.gradients_required(parameters), tensors_seen.addresses(memory)
@@ -191,7 +191,7 @@ class ModelState:
             frozen = self._frozen()
             self._thawed = sorted({*self._built_frozen}.difference(frozen))
             self.is_thawed = self._in_ddp and bool(self._thawed)
-            self._held = Held(self.parameters(), frozen, self._cuts, self._aliases)
+            self._held = HeldParameters(self.parameters(), frozen, self._cuts, self._aliases)
         return self._held
 
     def thawed(self) -> list[str]:
@@ -387,7 +387,7 @@ class Shared(NamedTuple):
     optimizers: tuple[OptimizerPart, ...]
     counts: tuple[int, ...]
     groups: list[list[dict[str, Any]]]
-    held: Held = Held({}, ())
+    held: HeldParameters = HeldParameters({}, ())
     progress: Callable[[], Encoded] | None = None
 
     def all_tensors(self) -> dict[str, Tensor]:
@@ -518,7 +518,7 @@ class HostState:
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
         parts = tuple([optimizer.capture() for optimizer in self.optimizers])
-        held = Held({}, ()) if self.model is None else self.model.held()
+        held = HeldParameters({}, ()) if self.model is None else self.model.held()
         return Shared(parts, self.counts(), self.groups(), held)
 
     def shared_again(self, shared: Shared) -> Shared:

@@ -224,7 +224,7 @@ def holding(model: nn.Module, optimizers: Sequence[Optimizer]) -> Holding:
     )
 
 
-class StepBarrier:
+class DeviceBarrier:
     """Parts what comes before an optimizer step on any rank from the step itself on all ranks, on the device.
 
     An all-reduce of one element over all ranks, in a process group of its own: no collective of the training

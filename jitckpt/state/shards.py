@@ -119,7 +119,7 @@ class Layout:
         return [rank for rank, shard in enumerate(self.shards) if self.shards.count(shard) == 1]
 
 
-class Store(Protocol):
+class SharedStore(Protocol):
     """What is needed of torch's store: `get` waits for the key."""
 
     def set(self, key: str, value: str, /) -> object: ...
@@ -153,7 +153,7 @@ def lay_out(holdings: Sequence[Holding]) -> Layout:
     return Layout(shards, _text(holdings, shards))
 
 
-def agree(store: Store, rank: int, world_size: int, holding: Holding) -> Layout:
+def agree(store: SharedStore, rank: int, world_size: int, holding: Holding) -> Layout:
     """Tell all ranks what this one holds, hear of the others; return the layout. Every rank has to call it.
 
     It uses torch's store alone, so no communicator is made and no device waits. Raises JitckptError if a rank
@@ -175,7 +175,7 @@ def agree(store: Store, rank: int, world_size: int, holding: Holding) -> Layout:
     return Layout(tuple(agreed["shards"]), agreed["text"])
 
 
-def hear_first(store: Store, what: str, rank: int, value: str) -> str:
+def hear_first(store: SharedStore, what: str, rank: int, value: str) -> str:
     """Return what rank 0 gives as `value`. Every rank has to call it; JitckptError if rank 0 does not."""
     _Agreements.made += 1
     key = f"jitckpt/{environment.RESTART.get()}/{what}-{_Agreements.made}"
@@ -187,7 +187,7 @@ def hear_first(store: Store, what: str, rank: int, value: str) -> str:
         raise JitckptError(f"Rank {rank} did not hear from rank 0 which {what} it is: {error}.") from error
 
 
-def any_rank(store: Store, what: str, rank: int, world_size: int, value: bool) -> bool:
+def any_rank(store: SharedStore, what: str, rank: int, world_size: int, value: bool) -> bool:
     """Return whether `value` is true on some rank. All have to call it; JitckptError if one does not."""
     try:
         found = through_first(
@@ -199,7 +199,13 @@ def any_rank(store: Store, what: str, rank: int, world_size: int, value: bool) -
 
 
 def through_first(
-    store: Store, what: str, rank: int, world_size: int, *, value: str, decide: Callable[[list[str]], str]
+    store: SharedStore,
+    what: str,
+    rank: int,
+    world_size: int,
+    *,
+    value: str,
+    decide: Callable[[list[str]], str],
 ) -> str:
     """Tell rank 0 a value; return what it decides from all of them, by rank. Every rank has to call it.
 

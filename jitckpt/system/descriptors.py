@@ -44,7 +44,7 @@ class NotOursError(JitckptError):
 
 
 @dataclass(frozen=True)
-class Given:
+class GivenDescriptors:
     """What the agent has given this process. copies: None where there is one host. memory: or no tier.
 
     whole: what the rank's replicas had of a state that was cut among them, if it goes on from one.
@@ -65,7 +65,7 @@ def proof(rank: int, descriptors: Mapping[str, int]) -> str:
     return json.dumps({"rank": rank, _MAKER: os.getpid()} | identities)
 
 
-def given(environment: Mapping[str, str] = os.environ) -> Given | None:
+def given(environment: Mapping[str, str] = os.environ) -> GivenDescriptors | None:
     """Return what the agent has given this process; None if it has no agent. Only looks at it.
 
     Raises NotOursError, with why the descriptors can't be used.
@@ -79,7 +79,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
         )
     try:
         told = json.loads(environment.get(PROOF, "{}"))
-        return Given(
+        return GivenDescriptors(
             int(told["rank"]),
             _checked(AGENT, environment, told),
             _checked(STATE, environment, told),
@@ -96,7 +96,7 @@ def given(environment: Mapping[str, str] = os.environ) -> Given | None:
         ) from error
 
 
-def claim(rank: int) -> Given | None:
+def claim(rank: int) -> GivenDescriptors | None:
     """Return what the agent has given this process, which is the rank's only one to use it from now on.
 
     Programs that it starts do not inherit it any more. Raises NotOursError.

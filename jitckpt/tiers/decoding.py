@@ -17,7 +17,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import HostMemory
-from jitckpt.tiers.parity import Member, ParityIndex, ParityMemory, Stripe, parse_index, part_of
+from jitckpt.tiers.parity import ParityIndex, ParityMember, ParityMemory, Stripe, parse_index, part_of
 
 Into = tuple[Sum, int, Window]  # a sum, which of its pieces, and where it is
 
@@ -92,7 +92,7 @@ def decode(source: Source, timeline: str, pieces_of: Callable[[int], Pieces], in
     wrong all the same, or can't be put there.
     """
     parities = [one for one in source.made_of if isinstance(one, Parity)]
-    members: dict[int, Member] = {}
+    members: dict[int, ParityMember] = {}
     for one in parities:
         with _from(one):
             found = pieces_of(one.host).parity_index(_stripe(one), source.step, timeline)
@@ -123,7 +123,9 @@ class _Read:
     size: int = 0
 
 
-def _reads(source: Source, parity: Parity, members: Mapping[int, Member], window: Window) -> Iterator[_Read]:
+def _reads(
+    source: Source, parity: Parity, members: Mapping[int, ParityMember], window: Window
+) -> Iterator[_Read]:
     """Yield what gives the cell of the lost shard that is under a parity."""
     stripe = _stripe(parity)
     cell = stripe.cell_of(source.rank, window.size)

@@ -19,7 +19,8 @@ from jitckpt.saves.folders import SavedState
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.shard import SEAL_BYTES, Index, Seal
-from jitckpt.tiers.tier import Held, Shard, Taker, Tier
+from jitckpt.tiers.tier import Shard, Taker, Tier
+from jitckpt.wire.visits import HeldShard
 
 PAGE = 4096
 MAGIC = b"JITCKPTM"
@@ -217,7 +218,7 @@ class HostMemory(Tier):
         ):
             chunks.copy(shard_.window, index.digests, window)
 
-    def has(self) -> Sequence[Held]:
+    def has(self) -> Sequence[HeldShard]:
         told = []
         for rank, descriptor in sorted(self.descriptors.items()):
             for slot, one in found(descriptor):
@@ -229,7 +230,7 @@ class HostMemory(Tier):
                 if identity.rank == rank:
                     job = (identity.job, identity.world_size, identity.start)
                     members = () if index.cut is None else tuple(index.cut.members)
-                    told.append(Held(rank, one.step, index.timeline, one.size, *job, members))
+                    told.append(HeldShard(rank, one.step, index.timeline, one.size, *job, members))
         return told
 
     def timeline(self, rank: int, step: int) -> str:

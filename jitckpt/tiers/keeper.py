@@ -16,7 +16,7 @@ import time
 
 from jitckpt.system import datagrams
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.keeper import TO_KEEPER, Busy, Drop, End, Hold, Holds, HoldsNoMore
+from jitckpt.wire.keeper import TO_KEEPER, Busy, Hold, Holds, HoldsNoMore, LetAllGo, LetGo
 
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
 
@@ -79,9 +79,9 @@ class Keeper:
             case Hold(rank), [descriptor]:
                 self._forget(rank)
                 self._held[rank] = descriptor
-            case Drop(rank), _:
+            case LetGo(rank), _:
                 self._forget(rank)
-            case End(), _:
+            case LetAllGo(), _:
                 return False
         return True
 

@@ -27,7 +27,7 @@ class Stepped:
 
 
 @dataclass(frozen=True)
-class Group:
+class ParameterGroup:
     """Parameters with the same hyperparameters, as they were in the step."""
 
     options: Mapping[str, Any]
@@ -42,7 +42,7 @@ class OptimizerStep:
     """
 
     kind: str
-    groups: Sequence[Group]
+    groups: Sequence[ParameterGroup]
     elsewhere: Sequence[str]
     sent: int
 
@@ -57,7 +57,7 @@ class OptimizerStep:
 def parse(content: Any) -> OptimizerStep:
     """Return what asdict has made JSON of. Raises ValueError, TypeError or KeyError for anything else."""
     groups = [
-        Group(dict(group["options"]), [_stepped(one) for one in group["parameters"]])
+        ParameterGroup(dict(group["options"]), [_stepped(one) for one in group["parameters"]])
         for group in content["groups"]
     ]
     if content["kind"] not in KINDS:

@@ -20,6 +20,7 @@ from jitckpt.tiers import chunks, host_memory, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import SLOTS
 from jitckpt.tiers.shard import CHUNK, Index, Seal
+from jitckpt.wire.visits import HeldParity
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Stripe:
 
 
 @dataclass(frozen=True)
-class Member:
+class ParityMember:
     """A shard under a parity. slot: where its own rank has it."""
 
     slot: int
@@ -51,26 +52,13 @@ class Member:
 
 
 @dataclass(frozen=True)
-class Piece:
+class ParityPiece:
     """A cell on its way under a parity. keep: the step that its rank has in its other slot; 0 for none."""
 
     rank: int
     stripe: Stripe
-    member: Member
+    member: ParityMember
     keep: int
-
-
-@dataclass(frozen=True)
-class HeldParity:
-    """A whole parity that a host has."""
-
-    group: tuple[int, ...]
-    place: int
-    step: int
-    timeline: str
-    bytes: int
-    job: str
-    world_size: int
 
 
 @dataclass(frozen=True)
@@ -82,7 +70,7 @@ class ParityIndex:
     timeline: str
     job: str
     world_size: int
-    members: Mapping[int, Member]
+    members: Mapping[int, ParityMember]
     checksums: Sequence[str]
 
     @property
@@ -128,11 +116,11 @@ def parse_index(data: bytes, seal: Seal) -> ParityIndex:
     return index
 
 
-def _member(slot: int, seal: str, index: str) -> Member:
+def _member(slot: int, seal: str, index: str) -> ParityMember:
     parsed = shard.parse_seal(bytes.fromhex(seal))
     if parsed is None or slot not in SLOTS:
         raise ValueError("a shard under it has no seal")
-    return Member(slot, parsed, index.encode())
+    return ParityMember(slot, parsed, index.encode())
 
 
 def part_bytes(size: int, of: range) -> int:
@@ -155,7 +143,7 @@ class _Growing:
     step: int
     timeline: str
     sum: Sum = field(default_factory=Sum)
-    members: dict[int, Member] = field(default_factory=dict)
+    members: dict[int, ParityMember] = field(default_factory=dict)
     there: set[int] = field(default_factory=set)  # ranks whose cells are in it
     data_bytes: int = 0
 
@@ -195,7 +183,7 @@ class ParityMemory:
                 self.descriptors[number] = host_memory.create()
             return self.descriptors[number]
 
-    def begin(self, number: int, piece: Piece) -> "Coming":
+    def begin(self, number: int, piece: ParityPiece) -> "Coming":
         """Say where a piece is to go. Raises SaveError if it can't."""
         index = shard.parse_index(piece.member.index, piece.member.seal)
         if index.identity.rank != piece.rank or piece.rank not in piece.stripe.others():
@@ -282,7 +270,7 @@ class ParityMemory:
                         continue
                     yield number, slot, seal, index
 
-    def _begun(self, number: int, piece: Piece, index: Index) -> tuple[int, _Growing]:
+    def _begun(self, number: int, piece: ParityPiece, index: Index) -> tuple[int, _Growing]:
         """Return the parity that a piece belongs to, which is begun if it is the first, and its slot."""
         wanted = (piece.stripe, index.step, index.timeline)
         for slot in SLOTS:

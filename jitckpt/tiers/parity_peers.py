@@ -5,8 +5,6 @@ As in peers.py: messages first, then native/memory_tier has the connection, and 
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import asdict
-from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.hosts import visiting
@@ -14,24 +12,33 @@ from jitckpt.tiers import chunks, parity, peers, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.parity import (
-    HeldParity,
-    Member,
     ParityIndex,
+    ParityMember,
     ParityMemory,
-    Piece,
+    ParityPiece,
     Stripe,
     part_bytes,
     part_of,
 )
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.wire import visits
-from jitckpt.wire.visits import Add, Done, Go, Index, There, WantCells, WantParities, WantParity
+from jitckpt.wire.visits import (
+    Add,
+    Go,
+    HeldParity,
+    IndexComes,
+    There,
+    VisitDone,
+    WantCells,
+    WantParities,
+    WantParity,
+)
 
 
 class PeerParity(PeerMemory):
     """What one other host's memory has, parities and cells of shards, too."""
 
-    def add(self, piece: Piece, window: Window) -> None:
+    def add(self, piece: ParityPiece, window: Window) -> None:
         """Send the cell of a shard that is to go under the other host's parity. window: the whole shard."""
         asyncio.run(self._add(piece, window))
 
@@ -52,31 +59,25 @@ class PeerParity(PeerMemory):
         asyncio.run(self._cells(index, size, wanted, into))
         return part_bytes(size, wanted)
 
-    async def _add(self, piece: Piece, window: Window) -> None:
+    async def _add(self, piece: ParityPiece, window: Window) -> None:
         member, stripe = piece.member, piece.stripe
         async with self._visit() as (reader, writer):
             seal, group = member.seal.encode().hex(), list(stripe.group)
             await self._send(writer, Add(piece.rank, member.slot, seal, group, stripe.place, piece.keep))
-            await self._send(writer, Index(), member.index)
+            await self._send(writer, IndexComes(), member.index)
             await self._answer(reader, Go)
             index = shard.parse_index(member.index, member.seal)
             wanted = stripe.cell_of(piece.rank, member.seal.data_bytes)
             cell, digests = part_of(window, wanted), index.digests[wanted.start : wanted.stop]
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, cell, digests, self._pace, self._patience, self._stop)
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
 
     async def _parities(self) -> list[HeldParity]:
         async with self._visit() as (reader, writer):
             await self._send(writer, WantParities())
             said, _ = await self._answer(reader, visits.Parities)
-        return [
-            HeldParity(
-                *(tuple(one["group"]), one["place"], one["step"], one["timeline"]),
-                *(one["bytes"], one["job"], one["world_size"]),
-            )
-            for one in said.there
-        ]
+        return said.there
 
     async def _get_parity(
         self, stripe: Stripe, step: int, timeline: str, count: int, into: tuple[Sum, int, Window] | None
@@ -103,7 +104,7 @@ class PeerParity(PeerMemory):
         async with self._visit() as (reader, writer):
             rank, step, timeline = index.identity.rank, index.step, index.timeline
             await self._send(writer, WantCells(rank, step, timeline, wanted.start, len(wanted)))
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
             await self._send(writer, Go())
             digests = index.digests[wanted.start : wanted.stop]
             with handed_over(writer) as socket, chunks.of(index, self._hosts.name(self._host)):
@@ -126,15 +127,14 @@ async def answer(
     match request:
         case Add(rank):
             slot, seal = peers.slot_and_seal(request)
-            _, encoded = await visiting.hear(reader, Index)
+            _, encoded = await visiting.hear(reader, IndexComes)
             stripe = Stripe(tuple(request.group), request.place)
-            piece = Piece(rank, stripe, Member(slot, seal, encoded), request.keep)
+            piece = ParityPiece(rank, stripe, ParityMember(slot, seal, encoded), request.keep)
             await _take(parities, number_of(stripe), piece, writer)
-            writer.write(visiting.encode(Done()))
+            writer.write(visiting.encode(VisitDone()))
         case WantParities():
             held = await asyncio.to_thread(parities.has)
-            there: list[Any] = [asdict(one) for one in held]
-            writer.write(visiting.encode(visits.Parities(there)))
+            writer.write(visiting.encode(visits.Parities(held)))
         case WantParity(group, place, step, timeline, count):
             stripe = Stripe(tuple(group), place)
             seal, encoded, window = await asyncio.to_thread(parities.find, stripe, step, timeline)
@@ -147,7 +147,7 @@ async def answer(
         case WantCells(rank, step, timeline, first, count):
             one = await asyncio.to_thread(memory.shard, rank, step, timeline)
             index = shard.parse_index(one.index, one.seal)
-            writer.write(visiting.encode(Done()))
+            writer.write(visiting.encode(VisitDone()))
             await visiting.hear(reader, Go)
             wanted = range(first, first + count)
             with chunks.of(index):
@@ -157,7 +157,9 @@ async def answer(
     return True
 
 
-async def _take(parities: ParityMemory, number: int, piece: Piece, writer: asyncio.StreamWriter) -> None:
+async def _take(
+    parities: ParityMemory, number: int, piece: ParityPiece, writer: asyncio.StreamWriter
+) -> None:
     """Have a cell come under a parity."""
     # What takes long is no matter for the loop, which others wait for.
     one = await asyncio.to_thread(parities.begin, number, piece)

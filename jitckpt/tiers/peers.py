@@ -10,8 +10,6 @@ import os
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
-from dataclasses import asdict
-from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
@@ -20,10 +18,21 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
-from jitckpt.tiers.tier import Held, Shard, Taker, Tier
+from jitckpt.tiers.tier import Shard, Taker, Tier
 from jitckpt.wire import visits
 from jitckpt.wire.checked import Checked, Kind, ProtocolError
-from jitckpt.wire.visits import Add, Done, Go, Index, Put, Refused, Remake, There, WantShard
+from jitckpt.wire.visits import (
+    Add,
+    Go,
+    HeldShard,
+    IndexComes,
+    Put,
+    Refused,
+    Remake,
+    There,
+    VisitDone,
+    WantShard,
+)
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
@@ -58,7 +67,7 @@ class PeerMemory(Tier):
     def put(self, shard: Shard) -> None:
         asyncio.run(self._put(shard))
 
-    def has(self) -> Sequence[Held]:
+    def has(self) -> Sequence[HeldShard]:
         return asyncio.run(self._has())
 
     def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
@@ -78,24 +87,18 @@ class PeerMemory(Tier):
     async def _put(self, one: Shard) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, Put(one.rank, one.slot, one.seal.encode().hex()))
-            await self._send(writer, Index(), one.index)
+            await self._send(writer, IndexComes(), one.index)
             await self._answer(reader, Go)
             index = shard.parse_index(one.index, one.seal)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
 
-    async def _has(self) -> Sequence[Held]:
+    async def _has(self) -> Sequence[HeldShard]:
         async with self._visit() as (reader, writer):
             await self._send(writer, visits.WantHeld())
             said, _ = await self._answer(reader, visits.Shards)
-        return [
-            Held(
-                *(one["rank"], one["step"], one["timeline"], one["bytes"]),
-                *(one["job"], one["world_size"], one["start"], tuple(one["members"])),
-            )
-            for one in said.there
-        ]
+        return said.there
 
     async def _get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
         async with self._visit() as (reader, writer):
@@ -114,7 +117,7 @@ class PeerMemory(Tier):
     async def _drop(self, rank: int, step: int) -> None:
         async with self._visit() as (reader, writer):
             await self._send(writer, visits.Drop(rank, step))
-            await self._answer(reader, Done)
+            await self._answer(reader, VisitDone)
 
     async def _gathered(self) -> int | None:
         async with self._visit() as (reader, writer):
@@ -166,15 +169,14 @@ async def serve(
         match request:
             case Put(rank):
                 slot, seal = slot_and_seal(request)
-                _, encoded = await visiting.hear(reader, Index)
+                _, encoded = await visiting.hear(reader, IndexComes)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
                 await _take(memory.coming(rank, slot, seal, encoded), writer)
-                writer.write(visiting.encode(Done()))
+                writer.write(visiting.encode(VisitDone()))
             case visits.WantHeld():
                 held = await asyncio.to_thread(memory.has)
-                there: list[Any] = [asdict(one) for one in held]
-                writer.write(visiting.encode(visits.Shards(there)))
+                writer.write(visiting.encode(visits.Shards(list(held))))
             case WantShard(rank, step, timeline):
                 one = await asyncio.to_thread(memory.shard, rank, step, timeline)
                 index = shard.parse_index(one.index, one.seal)
@@ -189,7 +191,7 @@ async def serve(
                 return
             case visits.Drop(rank, step):
                 await asyncio.to_thread(memory.drop, rank, step)
-                writer.write(visiting.encode(Done()))
+                writer.write(visiting.encode(VisitDone()))
             case unknown:
                 if more is None or not await more(unknown, (reader, writer)):
                     raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")

@@ -22,7 +22,7 @@ from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.tiers.remaking import CannotRemakeError, DiffersError, Remaker
 from jitckpt.tiers.tier import Shard
 from jitckpt.wire import visits
-from jitckpt.wire.visits import Differs, Done, Go, Index, Lacks, Remake, Tail
+from jitckpt.wire.visits import Differs, Go, IndexComes, Lacks, Remake, TailComes, VisitDone
 
 MOST_TAIL = 64 << 20  # bytes of tensors that were on the host
 # One thread makes them all, one core for each: the others are the training's.
@@ -56,14 +56,14 @@ class PeerOptimizer(PeerMemory):
         digests = [digest.hex() for digest in first]
         async with self._visit() as (reader, writer):
             await self._send(writer, Remake(one.rank, one.slot, one.seal.encode().hex(), digests))
-            await self._send(writer, Index(), one.index)
-            await self._send(writer, Tail(), tail)
+            await self._send(writer, IndexComes(), one.index)
+            await self._send(writer, TailComes(), tail)
             begins, _ = await self._answer(reader, Go, Lacks)
             if isinstance(begins, Lacks):
                 return Remade(len(one.index) + len(tail), begins.what, begins.lasts)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, beginning, first, self._pace, self._patience, self._stop)
-            ends, data = await self._answer(reader, Done, Lacks, Differs)
+            ends, data = await self._answer(reader, VisitDone, Lacks, Differs)
         sent = len(one.index) + len(tail) + beginning.size
         if isinstance(ends, Lacks):
             return Remade(sent, ends.what, ends.lasts)
@@ -95,8 +95,8 @@ async def answer(
         return False
     rank, (reader, writer) = request.rank, connection
     slot, seal = peers.slot_and_seal(request)
-    _, encoded = await visiting.hear(reader, Index)
-    _, tail = await visiting.hear(reader, Tail)
+    _, encoded = await visiting.hear(reader, IndexComes)
+    _, tail = await visiting.hear(reader, TailComes)
     if (reason := may_put(rank)) is not None:
         raise SaveError(reason)
     try:
@@ -125,5 +125,5 @@ async def answer(
     except DiffersError as error:
         writer.write(visiting.encode(Differs(), json.dumps(error.digests).encode()))
     else:
-        writer.write(visiting.encode(Done()))
+        writer.write(visiting.encode(VisitDone()))
     return True

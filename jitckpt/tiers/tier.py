@@ -8,23 +8,7 @@ from typing import Protocol
 
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.shard import Index, Seal
-
-
-@dataclass(frozen=True)
-class Held:
-    """A whole shard that a tier has: whose, of which step, and of which start's minibatches.
-
-    members: the ranks among which it is cut, if so.
-    """
-
-    rank: int
-    step: int
-    timeline: str
-    bytes: int
-    job: str
-    world_size: int
-    start: int = 0  # its number
-    members: tuple[int, ...] = ()
+from jitckpt.wire.visits import HeldShard
 
 
 @dataclass(frozen=True)
@@ -66,7 +50,7 @@ class Tier(ABC):
         """
 
     @abstractmethod
-    def has(self) -> Sequence[Held]:
+    def has(self) -> Sequence[HeldShard]:
         """Return what is whole here, as far as seals and indexes tell; chunks are not read."""
 
     @abstractmethod

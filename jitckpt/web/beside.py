@@ -1,7 +1,6 @@
 """Starts what serves a job to those who look at it, beside the agent, and ends it with the job."""
 
 import importlib.util
-import json
 import os
 import secrets
 import socket
@@ -15,6 +14,7 @@ from urllib.parse import quote
 
 from jitckpt.console import say
 from jitckpt.errors import JitckptError
+from jitckpt.wire.beside import JobDirectory, line_of
 from jitckpt.wire.environment import PAGE_TOKEN
 
 LOOPBACK = "127.0.0.1"
@@ -157,7 +157,7 @@ def _tell(
             return
     assert process.stdin is not None
     try:
-        process.stdin.write(json.dumps({"directory": str(known)}).encode() + b"\n")
+        process.stdin.write(line_of(JobDirectory(str(known))))
         process.stdin.flush()
     except OSError:
         say("what serves the job has ended; the job goes on without.")

@@ -131,7 +131,7 @@ def _read_report(follower: Follower, job: dict[str, Any], path: Path) -> str | N
     return None
 
 
-class Guard:
+class PageGuard:
     """Lets through who may see the page, adds the headers, and gives up clients that do not read."""
 
     def __init__(self, app: ASGIApp, token: str | None) -> None:
@@ -231,7 +231,7 @@ def app(follower: Callable[[], Follower | None], token: str | None) -> ASGIApp:
         Route("/hang/{number:int}", report),
         Route("/stream", stream),
     ]
-    return Guard(Starlette(routes=routes), token)
+    return PageGuard(Starlette(routes=routes), token)
 
 
 async def _news(view: JobView, request: Request, places: asyncio.Semaphore) -> AsyncIterator[str]:

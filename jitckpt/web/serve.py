@@ -4,10 +4,9 @@ It inherits a socket that listens. On its standard input it is told the checkpoi
 is known; the end of that input is the end of the job, and of this process. Nobody waits for what it does.
 
 Arguments: what to serve (metrics, page, spans), the socket's descriptor (-1 for spans, which are sent);
-standard input: JSON objects, one a line.
+standard input: lines as wire/beside.py has them.
 """
 
-import json
 import os
 import signal
 import socket
@@ -19,7 +18,10 @@ from socketserver import ThreadingMixIn
 from typing import Any
 from wsgiref.simple_server import ServerHandler, WSGIRequestHandler, WSGIServer
 
+from jitckpt.console import say
 from jitckpt.reports.following import Follower
+from jitckpt.wire.beside import TO_SERVER, message_of
+from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.environment import PAGE_TOKEN
 
 SPANS_SECONDS = 2.0  # between two looks for recoveries that are over
@@ -38,7 +40,7 @@ ENDED_BY_THE_AGENT_ALONE = (
 PATIENCE = 10.0  # seconds for a client to send its request, and to take the answer
 
 
-class Told:
+class AgentTold:
     """What the agent has told so far."""
 
     def __init__(self) -> None:
@@ -52,10 +54,14 @@ class Told:
 
     def listen(self, at_end: Callable[[], None] = lambda: None) -> None:
         """Hear the agent until it has ended; then end this process."""
-        for line in sys.stdin:
-            directory = Path(json.loads(line)["directory"])
+        for line in sys.stdin.buffer:
+            try:
+                directory = message_of(TO_SERVER, line)
+            except ProtocolError as error:
+                say(f"the agent tells who serves its job what makes no sense: {error}")
+                continue
             with self._lock:
-                self._follower = Follower(directory)
+                self._follower = Follower(Path(directory.path))
         at_end()
         os._exit(0)
 
@@ -66,7 +72,7 @@ def main(arguments: list[str]) -> None:
     os.nice(NICENESS)
     for number in ENDED_BY_THE_AGENT_ALONE:
         signal.signal(number, signal.SIG_IGN)
-    told = Told()
+    told = AgentTold()
     if what == "spans":
         send_spans(told)
         return
@@ -80,7 +86,7 @@ def main(arguments: list[str]) -> None:
         serve_page(told.follower, listening, token=PAGE_TOKEN.get())
 
 
-def send_spans(told: Told) -> None:
+def send_spans(told: AgentTold) -> None:
     """Send a job's recoveries until it has ended."""
     from opentelemetry.exporter.otlp.proto.http.trace_exporter import OTLPSpanExporter
 
@@ -108,7 +114,7 @@ def send_spans(told: Told) -> None:
     told.listen(send_last)
 
 
-def serve_metrics(told: Told, listening: socket.socket) -> None:
+def serve_metrics(told: AgentTold, listening: socket.socket) -> None:
     """Answer scrapers for ever."""
     from jitckpt.web.metrics import app
 

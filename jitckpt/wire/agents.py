@@ -1,23 +1,51 @@
 """What the agents of one job tell each other, each a JSON object with raw bytes behind it (hosts/link.py).
 
-A link's own messages begin the list, then those between control threads, then those of the memory tier.
+What is said first on a link comes first, then a link's own messages, then those between control threads, then
+those of the memory tier.
 """
 
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from jitckpt.wire import checked
-from jitckpt.wire.checked import Checked
+from jitckpt.wire.checked import Checked, CheckedPart
 
 Told = Literal["nothing", "kill", "terminate"]  # to a rank before it ended
 
 
-class Message(Checked):
+class FirstWords(Checked):
+    """What an agent says first that has called another one."""
+
+
+@dataclass(frozen=True)
+class Calls(FirstWords):
+    """It is this host's, and stays connected: Messages follow."""
+
+    type = "calls"
+    host: int
+
+
+@dataclass(frozen=True)
+class Visits(FirstWords):
+    """It comes for once, for what wire/visits.py has of this."""
+
+    type = "visits"
+    what: str
+
+
+class AgentMessage(Checked):
     """What an agent tells another one."""
 
 
 @dataclass(frozen=True)
-class Receipt(Message):
+class Alive(AgentMessage):
+    """The agent lives; that is all."""
+
+    type = "alive"
+
+
+@dataclass(frozen=True)
+class Receipt(AgentMessage):
     """Say `Received` with this number: all that was sent before has come then."""
 
     type = "receipt"
@@ -25,7 +53,7 @@ class Receipt(Message):
 
 
 @dataclass(frozen=True)
-class Received(Message):
+class Received(AgentMessage):
     """The answer to Receipt."""
 
     type = "received"
@@ -33,7 +61,7 @@ class Received(Message):
 
 
 @dataclass(frozen=True)
-class TakesPlace(Message):
+class TakesPlace(AgentMessage):
     """Another agent, at this address, is about to come in the place of the one that says so."""
 
     type = "takes_place"
@@ -45,14 +73,14 @@ class TakesPlace(Message):
 
 
 @dataclass(frozen=True)
-class LastWords(Message):
+class LastWords(AgentMessage):
     """The answer to TakesPlace: what is said from here on is for who comes in that place."""
 
     type = "last_words"
 
 
 @dataclass(frozen=True)
-class Said(Message):
+class Said(AgentMessage):
     """What a rank of the host has said, as wire/protocol.py has it."""
 
     type = "said"
@@ -61,7 +89,7 @@ class Said(Message):
 
 
 @dataclass(frozen=True)
-class Order(Message):
+class Order(AgentMessage):
     """An order for a rank of the other host, as wire/protocol.py has it."""
 
     type = "order"
@@ -70,7 +98,7 @@ class Order(Message):
 
 
 @dataclass(frozen=True)
-class Stopped(Message):
+class ProcessStopped(AgentMessage):
     """A rank that was ordered something is stopped, and so can't answer."""
 
     type = "stopped"
@@ -78,7 +106,7 @@ class Stopped(Message):
 
 
 @dataclass(frozen=True)
-class Ended(Message):
+class Ended(AgentMessage):
     """A rank of the host has ended."""
 
     type = "ended"
@@ -88,7 +116,7 @@ class Ended(Message):
 
 
 @dataclass(frozen=True)
-class Dying(Message):
+class Dying(AgentMessage):
     """A rank of the host is about to end with this exit code."""
 
     type = "dying"
@@ -97,7 +125,7 @@ class Dying(Message):
 
 
 @dataclass(frozen=True)
-class Alarm(Message):
+class HostAlarm(AgentMessage):
     """A failure that only this host knows. blamed: the ranks that have caused it."""
 
     type = "alarm"
@@ -107,7 +135,7 @@ class Alarm(Message):
 
 
 @dataclass(frozen=True)
-class TakesIn(Message):
+class TakesIn(AgentMessage):
     """All ranks are to be saved, to start again with the hosts that wait: who, a clause."""
 
     type = "takes_in"
@@ -115,7 +143,7 @@ class TakesIn(Message):
 
 
 @dataclass(frozen=True)
-class WantSave(Message):
+class WantSave(AgentMessage):
     """The user wants the state after this step saved."""
 
     type = "want_save"
@@ -123,7 +151,7 @@ class WantSave(Message):
 
 
 @dataclass(frozen=True)
-class StacksWanted(Message):
+class StacksWanted(AgentMessage):
     """Say where this rank is."""
 
     type = "stacks_wanted"
@@ -131,7 +159,7 @@ class StacksWanted(Message):
 
 
 @dataclass(frozen=True)
-class Stacks(Message):
+class Stacks(AgentMessage):
     """The answer to StacksWanted, with the stacks behind it. driver: lines of the kernel's log."""
 
     type = "stacks"
@@ -140,7 +168,7 @@ class Stacks(Message):
 
 
 @dataclass(frozen=True)
-class RingPart(Message):
+class RingPart(AgentMessage):
     """What stands at this place in a rank's ring of this size, behind it."""
 
     type = "ring_part"
@@ -150,7 +178,7 @@ class RingPart(Message):
 
 
 @dataclass(frozen=True)
-class ProxySays(Message):
+class ProxySays(AgentMessage):
     """What a rank's device proxy says, behind it. new_device: the rank's failure is mended by that."""
 
     type = "proxy_says"
@@ -159,7 +187,7 @@ class ProxySays(Message):
 
 
 @dataclass(frozen=True)
-class ProxyOrder(Message):
+class ProxyOrder(AgentMessage):
     """What a rank's device proxy is told, behind it."""
 
     type = "proxy_order"
@@ -167,7 +195,7 @@ class ProxyOrder(Message):
 
 
 @dataclass(frozen=True)
-class ProxyGone(Message):
+class ProxyGone(AgentMessage):
     """Nothing more is heard of a rank's device proxy; why, a clause."""
 
     type = "proxy_gone"
@@ -176,7 +204,7 @@ class ProxyGone(Message):
 
 
 @dataclass(frozen=True)
-class RanksMoved(Message):
+class RanksMoved(AgentMessage):
     """All ranks of the host have come from another one, which it is in the place of.
 
     size: of their processes' images. dump, transfer, restore: the seconds that each of these took.
@@ -191,20 +219,32 @@ class RanksMoved(Message):
 
 
 @dataclass(frozen=True)
-class StepBarrier(Message):
-    """What the ranks behind this host, or all, have come to (decisions/step_tree.py)."""
+class Come(CheckedPart):
+    """What all ranks of some hosts have come to. The same as Together::Come of native/proxy/transport.
 
-    type = "step_barrier"
-    recovery_and_step: int
-    whole_from: int
-    left: bool
+    recovery_and_step: in one number, which only grows; 0: none, or they are of different recoveries.
+    whole_from: the first step before which all ranks make whole images again; 0: none is known. left: nobody
+    waits for the others any more.
+    """
+
+    recovery_and_step: int = 0
+    whole_from: int = 0
+    left: bool = False
 
     def problem(self) -> str | None:
         return None if min(self.recovery_and_step, self.whole_from) >= 0 else "it has a negative number"
 
 
 @dataclass(frozen=True)
-class Kept(Message):
+class StepsCome(AgentMessage):
+    """What the ranks behind this host, or all, have come to (decisions/step_tree.py)."""
+
+    type = "steps_come"
+    come: Come
+
+
+@dataclass(frozen=True)
+class Kept(AgentMessage):
     """The hosts `by` have a rank's state after these steps.
 
     seconds: that the snapshot of step `took` took, where that is known (not 0), and a step of the rank.
@@ -220,7 +260,7 @@ class Kept(Message):
 
 
 @dataclass(frozen=True)
-class SnapshotSkipped(Message):
+class SnapshotSkipped(AgentMessage):
     """A rank has left the snapshot of a step out."""
 
     type = "snapshot_skipped"
@@ -229,7 +269,7 @@ class SnapshotSkipped(Message):
 
 
 @dataclass(frozen=True)
-class NoSnapshots(Message):
+class NoSnapshots(AgentMessage):
     """A rank makes no snapshots any more."""
 
     type = "no_snapshots"
@@ -237,7 +277,7 @@ class NoSnapshots(Message):
 
 
 @dataclass(frozen=True)
-class ProtectionEnds(Message):
+class ProtectionEnds(AgentMessage):
     """What is in memory is not to be used any more, as this rank makes no snapshots."""
 
     type = "protection_ends"
@@ -245,7 +285,7 @@ class ProtectionEnds(Message):
 
 
 @dataclass(frozen=True)
-class Allow(Message):
+class Allow(AgentMessage):
     """A rank's shards will be sent to who hears this."""
 
     type = "allow"
@@ -253,7 +293,7 @@ class Allow(Message):
 
 
 @dataclass(frozen=True)
-class Safe(Message):
+class Safe(AgentMessage):
     """A step that all ranks have, and all holders; settled: what comes later is not waited for any more.
 
     keepers: of each host which hosts keep its ranks' shards; empty: as before. every, since, why: how often
@@ -274,22 +314,35 @@ class Safe(Message):
 
 OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
 OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
-OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepBarrier)
-KINDS = checked.by_type(
+OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome)
+FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
+KINDS: dict[str, type[AgentMessage]] = checked.by_type(
     (
-        *(Receipt, Received, TakesPlace, LastWords),
-        *(Said, Order, Stopped, Ended, Dying, Alarm, TakesIn, WantSave, StacksWanted, Stacks, RingPart),
+        *(Alive, Receipt, Received, TakesPlace, LastWords),
+        *(
+            Said,
+            Order,
+            ProcessStopped,
+            Ended,
+            Dying,
+            HostAlarm,
+            TakesIn,
+            WantSave,
+            StacksWanted,
+            Stacks,
+            RingPart,
+        ),
         *OF_PROXIES,
         *OF_MEMORY,
     )
 )
 
 
-def encode(message: Message) -> dict[str, Any]:
+def encode(message: AgentMessage | FirstWords) -> dict[str, Any]:
     """Return the message as a link sends it."""
     return checked.content_of(message)
 
 
-def decode(header: object) -> Message:
+def decode(header: object) -> AgentMessage:
     """Return the message that a link has brought. Raises ProtocolError for anything that is none."""
     return checked.understood(KINDS, header)

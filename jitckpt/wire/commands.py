@@ -19,7 +19,7 @@ class Suspend(ToLauncher):
 
 
 @dataclass(frozen=True)
-class Resume(ToLauncher):
+class ResumeJob(ToLauncher):
     """The job is to go on."""
 
     type = "resume"
@@ -34,5 +34,5 @@ class Told(Checked):
     status: int | None
 
 
-TO_LAUNCHER = checked.by_type((Suspend, Resume))
+TO_LAUNCHER = checked.by_type((Suspend, ResumeJob))
 FROM_LAUNCHER = checked.by_type((Told,))

@@ -25,7 +25,7 @@ class EnvironmentVariableError(JitckptError):
 
 
 @dataclass(frozen=True)
-class Limits:
+class Bounds:
     """What a number may be, both included."""
 
     least: float
@@ -48,7 +48,7 @@ class Variable(Generic[T]):
     meaning: str
     parse: Callable[[str], T]
     unparse: Callable[[T], str] = str
-    limits: Limits | None = None
+    limits: Bounds | None = None
 
     def get(self, environment: Mapping[str, str] | None = None) -> T:
         """Return its value here, or in `environment`. Raises EnvironmentVariableError."""
@@ -98,19 +98,19 @@ def _folder(name: str, writer: str, reader: str, meaning: str) -> Variable[Path 
 def _whole(
     name: str, writer: str, reader: str, meaning: str, *, default: int, least: int, most: int
 ) -> Variable[int]:
-    limits = Limits(least, most)
+    limits = Bounds(least, most)
     return Variable(name, "a whole number", default, writer, reader, meaning, int, limits=limits)
 
 
 def _descriptor(name: str, meaning: str) -> Variable[int | None]:
-    limits = Limits(0, 1 << 30)
+    limits = Bounds(0, 1 << 30)
     return Variable(name, "a file descriptor", None, "agent", "worker", meaning, int, limits=limits)
 
 
 def _seconds(
     name: str, writer: str, reader: str, meaning: str, *, default: float, least: float
 ) -> Variable[float]:
-    limits = Limits(least, 1e9)
+    limits = Bounds(least, 1e9)
     return Variable(name, "a number of seconds", default, writer, reader, meaning, _number, limits=limits)
 
 
@@ -209,7 +209,7 @@ PROXY_SPIN_US = Variable[int | None](
     "proxy",
     "how long client and server look for the other's next word before they sleep; by default by the cores",
     int,
-    limits=Limits(0, 1_000_000),
+    limits=Bounds(0, 1_000_000),
 )
 PROXY_SPARE = _switch(
     "JITCKPT_PROXY_SPARE", "agent or you", "proxy", "a server waits, started, for the first to fail"
@@ -268,7 +268,7 @@ AGENT_PID = Variable[int | None](
     "all of the job",
     "the agent, to which signals to all of the job are left",
     int,
-    limits=Limits(1, 1 << 30),
+    limits=Bounds(1, 1 << 30),
 )
 JOB_PROCESSES = _text(
     "JITCKPT_JOB_PROCESSES", "agent", "guardian", "a mark by which all processes of the job are found"
@@ -351,7 +351,7 @@ SAVE_EVERY = Variable[int | None](
     "worker",
     "steps between two saves of a training that a framework makes",
     int,
-    limits=Limits(1, 1 << 31),
+    limits=Bounds(1, 1 << 31),
 )
 VALIDATE_EVERY = _whole(
     "JITCKPT_VALIDATE_EVERY",

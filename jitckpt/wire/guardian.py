@@ -6,12 +6,12 @@ from jitckpt.wire import checked
 from jitckpt.wire.checked import Checked
 
 
-class Message(Checked):
+class ToGuardian(Checked):
     """What the agent tells its guardian."""
 
 
 @dataclass(frozen=True)
-class Guard(Message):
+class GuardWorker(ToGuardian):
     """A worker is to be ended with the agent; a pidfd of it comes with this. registered: as below."""
 
     type = "guard"
@@ -20,7 +20,7 @@ class Guard(Message):
 
 
 @dataclass(frozen=True)
-class Registered(Message):
+class SavesItself(ToGuardian):
     """The worker saves by itself from now on, should the agent be killed, and gets the time for it."""
 
     type = "registered"
@@ -28,7 +28,7 @@ class Registered(Message):
 
 
 @dataclass(frozen=True)
-class Forget(Message):
+class Forget(ToGuardian):
     """The worker has ended and was waited for."""
 
     type = "forget"
@@ -36,7 +36,7 @@ class Forget(Message):
 
 
 @dataclass(frozen=True)
-class Locks(Message):
+class Locks(ToGuardian):
     """Connections of a worker are about to be locked; these locks are there already. None: it has ended."""
 
     type = "locks"
@@ -44,11 +44,11 @@ class Locks(Message):
 
 
 @dataclass(frozen=True)
-class Images(Message):
+class Images(ToGuardian):
     """Workers are images in this folder, which are of no use without the agent. "": none are."""
 
     type = "images"
     folder: str
 
 
-KINDS = checked.by_type((Guard, Registered, Forget, Locks, Images))
+KINDS = checked.by_type((GuardWorker, SavesItself, Forget, Locks, Images))

@@ -23,7 +23,7 @@ class Hold(ToKeeper):
 
 
 @dataclass(frozen=True)
-class Drop(ToKeeper):
+class LetGo(ToKeeper):
     """The rank's memfd is needed no more."""
 
     type = "drop"
@@ -31,7 +31,7 @@ class Drop(ToKeeper):
 
 
 @dataclass(frozen=True)
-class End(ToKeeper):
+class LetAllGo(ToKeeper):
     """Nothing is needed any more."""
 
     type = "end"
@@ -59,5 +59,5 @@ class HoldsNoMore(FromKeeper):
     type = "holds_no_more"
 
 
-TO_KEEPER = checked.by_type((Hold, Drop, End))
+TO_KEEPER = checked.by_type((Hold, LetGo, LetAllGo))
 FROM_KEEPER = checked.by_type((Busy, Holds, HoldsNoMore))

@@ -28,14 +28,14 @@ def shortened(text: str, limit: int) -> str:
 
 
 @dataclass(frozen=True)
-class Message(Checked):
+class WorkerMessage(Checked):
     """What every message has. `time` is wall time in seconds since the epoch."""
 
     time: float = field(default_factory=now, kw_only=True)
 
 
 @dataclass(frozen=True)
-class Registered(Message):
+class Registered(WorkerMessage):
     """A worker has called jitckpt.init; from now on it can save.
 
     named_directory: the checkpoint directory as the script named it.
@@ -67,7 +67,7 @@ class Registered(Message):
 
 
 @dataclass(frozen=True)
-class Group(Message):
+class Group(WorkerMessage):
     """A process group that the rank is in: the ranks of the job, and what its user calls it."""
 
     type = "group"
@@ -77,7 +77,7 @@ class Group(Message):
 
 
 @dataclass(frozen=True)
-class Hang(Message):
+class Hang(WorkerMessage):
     """A collective made no progress for `seconds`. `collectives`: what was in flight, oldest first.
 
     communicator: an identity that is the same on all of its ranks.
@@ -115,8 +115,8 @@ class InFlight(TypedDict):
 
 
 @dataclass(frozen=True)
-class Progress(Message):
-    """The answer to Ask: where the rank is on each communicator, and what is the oldest on each stream."""
+class Progress(WorkerMessage):
+    """The answer to AskProgress: where the rank is on each communicator, the oldest on each stream."""
 
     type = "progress"
     question: int
@@ -125,7 +125,7 @@ class Progress(Message):
 
 
 @dataclass(frozen=True)
-class NcclError(Message):
+class NcclError(WorkerMessage):
     """An NCCL call returned an error."""
 
     type = "nccl_error"
@@ -135,7 +135,7 @@ class NcclError(Message):
 
 
 @dataclass(frozen=True)
-class Held(Message):
+class DeviceHeld(WorkerMessage):
     """The host's device calls are held and the device is at rest, `seconds` after the order."""
 
     type = "held"
@@ -144,7 +144,7 @@ class Held(Message):
 
 
 @dataclass(frozen=True)
-class SaveBegun(Message):
+class SaveBegun(WorkerMessage):
     """The rank writes its state after `step`."""
 
     type = "save_begun"
@@ -154,7 +154,7 @@ class SaveBegun(Message):
 
 
 @dataclass(frozen=True)
-class SaveEnded(Message):
+class SaveEnded(WorkerMessage):
     """A whole save of the rank's shard after `step` lies in the folder `path`; `bytes` in `seconds`."""
 
     type = "save_ended"
@@ -168,7 +168,7 @@ class SaveEnded(Message):
 
 
 @dataclass(frozen=True)
-class PeriodicSave(Message):
+class PeriodicSave(WorkerMessage):
     """A save of the rank's state after `step`, which nobody ordered, lies in `path`; `seconds` after it."""
 
     type = "periodic_save"
@@ -181,7 +181,7 @@ class PeriodicSave(Message):
 
 
 @dataclass(frozen=True)
-class SelfCheck(Message):
+class SelfCheck(WorkerMessage):
     """What a save after `step` would hold was restored into copies of the objects, and compared with them.
 
     tensors, bytes: what was compared. seconds: of another thread; held_up: of the training's. differences:
@@ -205,7 +205,7 @@ class SelfCheck(Message):
 
 
 @dataclass(frozen=True)
-class SaveFailed(Message):
+class SaveFailed(WorkerMessage):
     """The rank could not save; long texts are shortened so that the message can always be sent."""
 
     type = "save_failed"
@@ -221,7 +221,7 @@ class SaveFailed(Message):
 
 
 @dataclass(frozen=True)
-class Restored(Message):
+class Restored(WorkerMessage):
     """The rank has loaded the state after `step` from the folder `path`, which `source_rank` wrote.
 
     in_memory: from the memory tier, for this reason (a clause); "" from files.
@@ -240,7 +240,7 @@ class Restored(Message):
 
 
 @dataclass(frozen=True)
-class FirstStep(Message):
+class FirstStep(WorkerMessage):
     """The first optimizer step since this worker's start is done on the device."""
 
     type = "first_step"
@@ -249,7 +249,7 @@ class FirstStep(Message):
 
 
 @dataclass(frozen=True)
-class Loaded(Message):
+class Loaded(WorkerMessage):
     """What the training has loaded by its first step, for warm spares; several messages make one list.
 
     modules: names to import. environment: pairs of a variable that the training has set, and its value.
@@ -266,7 +266,7 @@ class Loaded(Message):
 
 
 @dataclass(frozen=True)
-class Warning(Message):
+class Warning(WorkerMessage):
     """A sentence for the user."""
 
     type = "warning"
@@ -278,7 +278,7 @@ class Warning(Message):
 
 
 @dataclass(frozen=True)
-class AtEnd(Message):
+class AtEnd(WorkerMessage):
     """The worker's script is at its end; its process stays, and can save, until it is needed no more."""
 
     type = "at_end"
@@ -286,7 +286,7 @@ class AtEnd(Message):
 
 
 @dataclass(frozen=True)
-class Finished(Message):
+class Finished(WorkerMessage):
     """The worker has ended its training; it can't save any more. at_exit: its script is at its end."""
 
     type = "finished"
@@ -296,7 +296,7 @@ class Finished(Message):
 
 
 @dataclass(frozen=True)
-class Raised(Message):
+class Raised(WorkerMessage):
     """An exception has come out of the worker's program; its traceback is written, its teardown begins."""
 
     type = "raised"
@@ -308,7 +308,7 @@ class Raised(Message):
 
 
 @dataclass(frozen=True)
-class TorchLoaded(Message):
+class TorchLoaded(WorkerMessage):
     """The worker has imported torch: from now on it tells by which exception or status it ends."""
 
     type = "torch_loaded"
@@ -316,7 +316,7 @@ class TorchLoaded(Message):
 
 
 @dataclass(frozen=True)
-class Failing(Message):
+class Failing(WorkerMessage):
     """The worker's program ends, before its first step, by what no device or network may have caused."""
 
     type = "failing"
@@ -328,7 +328,7 @@ class Failing(Message):
 
 
 @dataclass(frozen=True)
-class Refused(Message):
+class WorkRefused(WorkerMessage):
     """The worker's program ends because jitckpt refused something, which another start can't cure."""
 
     type = "refused"
@@ -340,7 +340,7 @@ class Refused(Message):
 
 
 @dataclass(frozen=True)
-class Fault(Message):
+class Fault(WorkerMessage):
     """A rehearsed failure is about to happen. `fault` is its text as it stood in JITCKPT_FAULTS."""
 
     type = "fault"
@@ -351,7 +351,7 @@ class Fault(Message):
 
 
 @dataclass(frozen=True)
-class Save(Message):
+class Save(WorkerMessage):
     """Order: hold the device calls, come to rest, save; the agent waits for at most `deadline` seconds."""
 
     type = "save"
@@ -361,7 +361,7 @@ class Save(Message):
 
 
 @dataclass(frozen=True)
-class Ask(Message):
+class AskProgress(WorkerMessage):
     """Order: say where you are; the library answers at once, whatever the training does."""
 
     type = "ask"
@@ -369,7 +369,7 @@ class Ask(Message):
 
 
 @dataclass(frozen=True)
-class Resume(Message):
+class Resume(WorkerMessage):
     """Order: let the held calls go on."""
 
     type = "resume"
@@ -381,7 +381,7 @@ FROM_WORKER = (
     Hang,
     Progress,
     NcclError,
-    Held,
+    DeviceHeld,
     SaveBegun,
     SaveEnded,
     PeriodicSave,
@@ -396,18 +396,18 @@ FROM_WORKER = (
     Raised,
     TorchLoaded,
     Failing,
-    Refused,
+    WorkRefused,
     Fault,
 )
-FROM_AGENT = (Save, Ask, Resume)
-_KINDS: dict[str, type[Message]] = checked.by_type((*FROM_WORKER, *FROM_AGENT))
+FROM_AGENT = (Save, AskProgress, Resume)
+_KINDS: dict[str, type[WorkerMessage]] = checked.by_type((*FROM_WORKER, *FROM_AGENT))
 
 
-def encode(message: Message) -> bytes:
+def encode(message: WorkerMessage) -> bytes:
     """Return the message as it is sent. Raises ProtocolError if it can't be."""
     return checked.encoded(message, MAX_BYTES)
 
 
-def decode(data: bytes) -> Message:
+def decode(data: bytes) -> WorkerMessage:
     """Return the message that `data` holds. Raises ProtocolError for anything that is none."""
     return checked.decoded(_KINDS, data, MAX_BYTES)

@@ -58,14 +58,14 @@ class Making:
 
 
 @dataclass(frozen=True)
-class Message:
+class ProxyMessage:
     """What every message has: the newest recovery that its sender knows."""
 
     recovery: RecoveryNumber
 
 
 @dataclass(frozen=True)
-class Hello(Message):
+class Hello(ProxyMessage):
     """The first message of a worker's proxy. table: the hash of the calls that it knows, in hex."""
 
     pid: int
@@ -74,7 +74,7 @@ class Hello(Message):
 
 
 @dataclass(frozen=True)
-class Alarm(Message):
+class Alarm(ProxyMessage):
     """A call has failed; who made it is held."""
 
     call: int
@@ -86,12 +86,12 @@ LOST, HEALTHY, SUSPECT, EMPTY, CHANGED = range(5)
 
 
 @dataclass(frozen=True)
-class Held(Message):
+class Held(ProxyMessage):
     """The host is held before its next call, and what its device does from here on counts for nothing."""
 
 
 @dataclass(frozen=True)
-class Stopped(Message):
+class Stopped(ProxyMessage):
     """The device is at rest where its state stays on it; else the host alone.
 
     kept_from, kept_to: the states of which the host has images, and the log since the first of them
@@ -118,7 +118,7 @@ class Stopped(Message):
 
 
 @dataclass(frozen=True)
-class Ids(Message):
+class Ids(ProxyMessage):
     """A server is ready, with new unique ids for those that this process issued. Times in microseconds.
 
     ending: of bringing the old one to rest, or to its end. stays: 1 if it is the one that is ready. copy: the
@@ -133,7 +133,7 @@ class Ids(Message):
 
 
 @dataclass(frozen=True)
-class Done(Message):
+class Done(ProxyMessage):
     """All calls are made again, and the host goes on. Times in microseconds.
 
     handles: of making streams, events, memory, kernels and library handles. image: of loading it. log_bytes,
@@ -149,7 +149,7 @@ class Done(Message):
 
 
 @dataclass(frozen=True)
-class Standing(Message):
+class Standing(ProxyMessage):
     """What a rank waits for; told when it is asked, and when it has waited for too long.
 
     waited: microseconds, since some thread waits for one answer of its device. limit: from when on that is
@@ -177,7 +177,7 @@ def place_of(step: int, says: int) -> int:
 
 
 @dataclass(frozen=True)
-class Validates(Message):
+class Validates(ProxyMessage):
     """A rank waits at its place before an optimizer step for all others to validate their minibatches.
 
     place: where that is, see `place_of`. says: FIRST, or after its calls have been made again what follows
@@ -196,17 +196,17 @@ class Validates(Message):
 
 
 @dataclass(frozen=True)
-class Stop(Message):
+class Stop(ProxyMessage):
     """Order: hold the host before its next call, whatever is under way; answer Held."""
 
 
 @dataclass(frozen=True)
-class Rest(Message):
+class Rest(ProxyMessage):
     """Order: all hosts are held, so come to rest; answer Stopped."""
 
 
 @dataclass(frozen=True)
-class Restart(Message):
+class Restart(ProxyMessage):
     """Order: have the server drop all that it has made, or end it and start a new one; answer Ids.
 
     may_stay: 0 if a new one is wanted in any case. finish: the optimizer step that it makes before, for which
@@ -219,7 +219,7 @@ class Restart(Message):
 
 
 @dataclass(frozen=True)
-class Replay(Message):
+class Replay(ProxyMessage):
     """Order: load the image of `state`, make the communicators, make the log's calls again; answer Done.
 
     deliver_error: not the call that has failed, whose error the program gets. overwrite: 1 for a validation,
@@ -238,19 +238,19 @@ class Replay(Message):
 
 
 @dataclass(frozen=True)
-class GiveUp(Message):
+class GiveUp(ProxyMessage):
     """Order: the held calls get their errors; there will be no recovery any more."""
 
     reason: str
 
 
 @dataclass(frozen=True)
-class Ask(Message):
+class Ask(ProxyMessage):
     """Question: what do you wait for? Answered by Standing."""
 
 
 @dataclass(frozen=True)
-class Validated(Message):
+class Validated(ProxyMessage):
     """Order: go on; the minibatches of all ranks are valid, or (0) this is not the time to see that.
 
     place: where the rank waits; if it has gone on from there, that is no answer for it. valid: 2 if the

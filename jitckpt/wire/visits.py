@@ -5,9 +5,9 @@ what is in hosts' memory.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
-from jitckpt.wire.checked import Checked
+from jitckpt.wire.checked import Checked, CheckedPart
 
 
 @dataclass(frozen=True)
@@ -46,14 +46,14 @@ class WantFile(Checked):
 
 
 @dataclass(frozen=True)
-class Piece(Checked):
+class SavePiece(Checked):
     """A part of the answer to WantFile, which is behind it."""
 
     type = "piece"
 
 
 @dataclass(frozen=True)
-class End(Checked):
+class EndOfFile(Checked):
     """The end of the answer to WantFile."""
 
     type = "end"
@@ -88,21 +88,21 @@ class Go(Checked):
 
 
 @dataclass(frozen=True)
-class Done(Checked):
+class VisitDone(Checked):
     """What was asked for is done."""
 
     type = "done"
 
 
 @dataclass(frozen=True)
-class Index(Checked):
+class IndexComes(Checked):
     """The index of what is to come, behind this."""
 
     type = "index"
 
 
 @dataclass(frozen=True)
-class Tail(Checked):
+class TailComes(Checked):
     """Tensors of a shard that were on the host, behind this."""
 
     type = "tail"
@@ -110,7 +110,10 @@ class Tail(Checked):
 
 @dataclass(frozen=True)
 class Put(OfMemory):
-    """Keep this rank's shard. Index follows; Go answers, the chunks go, Done answers. seal: in hex."""
+    """Keep this rank's shard. seal: in hex.
+
+    IndexComes follows; Go answers, the chunks go, VisitDone answers.
+    """
 
     type = "put"
     rank: int
@@ -125,8 +128,12 @@ class WantHeld(OfMemory):
     type = "want_held"
 
 
-class ShardThere(TypedDict):
-    """What there is of a whole shard, see tiers.tier.Held."""
+@dataclass(frozen=True)
+class HeldShard(CheckedPart):
+    """A whole shard that a tier has: whose, of which step, and of which start's minibatches.
+
+    members: the ranks among which it is cut, if so.
+    """
 
     rank: int
     step: int
@@ -134,8 +141,8 @@ class ShardThere(TypedDict):
     bytes: int
     job: str
     world_size: int
-    start: int
-    members: list[int]
+    start: int = 0  # its number
+    members: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class Shards(Checked):
     """The answer to WantHeld."""
 
     type = "shards"
-    there: list[ShardThere]
+    there: list[HeldShard]
 
 
 @dataclass(frozen=True)
@@ -167,7 +174,7 @@ class There(Checked):
 
 @dataclass(frozen=True)
 class Drop(OfMemory):
-    """Forget this shard. Done answers."""
+    """Forget this shard. VisitDone answers."""
 
     type = "drop"
     rank: int
@@ -224,10 +231,11 @@ class WantParities(OfMemory):
     type = "want_parities"
 
 
-class ParityThere(TypedDict):
-    """What there is of a whole parity, see tiers.parity.HeldParity."""
+@dataclass(frozen=True)
+class HeldParity(CheckedPart):
+    """A whole parity that a host has."""
 
-    group: list[int]
+    group: tuple[int, ...]
     place: int
     step: int
     timeline: str
@@ -241,7 +249,7 @@ class Parities(Checked):
     """The answer to WantParities."""
 
     type = "parities"
-    there: list[ParityThere]
+    there: list[HeldParity]
 
 
 @dataclass(frozen=True)
@@ -258,7 +266,7 @@ class WantParity(OfMemory):
 
 @dataclass(frozen=True)
 class WantCells(OfMemory):
-    """Give chunks of this shard: Done answers; after Go they come."""
+    """Give chunks of this shard: VisitDone answers; after Go they come."""
 
     type = "want_cells"
     rank: int
@@ -272,8 +280,8 @@ class WantCells(OfMemory):
 class Remake(OfMemory):
     """Make a step of this rank's shard. digests: in hex, of what will be sent of it.
 
-    Index and Tail follow; Go answers, the chunks go, Done, Lacks or Differs answers. Lacks may come in the
-    place of Go.
+    IndexComes and TailComes follow; Go answers, the chunks go, VisitDone, Lacks or Differs answers. Lacks may
+    come in the place of Go.
     """
 
     type = "remake"

@@ -13,7 +13,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.state import parallel
 from jitckpt.state.host_state import Stateful
 from jitckpt.wire import environment
-from jitckpt.worker.saving.periodic import Settings
+from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -50,7 +50,7 @@ class Arguments:
     schedulers: list[Stateful]
     scaler: Any
     extra: Stateful | None
-    periodic: Settings
+    periodic: PeriodicSettings
     local_state_limit: int
     self_check: str
     accumulation: int = 1

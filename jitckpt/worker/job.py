@@ -29,7 +29,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState, Stateful
-from jitckpt.state.parallel import StepBarrier
+from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
@@ -40,7 +40,7 @@ from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
 from jitckpt.worker.saving.history import History
-from jitckpt.worker.saving.periodic import Settings
+from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
 from jitckpt.worker.script_variables import ScriptVariables
 
@@ -157,7 +157,7 @@ def init(
             schedulers=schedulers,
             scaler=scaler,
             extra=extra,
-            periodic=Settings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
+            periodic=PeriodicSettings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
@@ -293,7 +293,7 @@ class Job:
             loop=self._loop,
             variables=self._variables,
             reporter=self._reporter,
-            barrier=StepBarrier() if step_barrier and self.identity.world_size > 1 else None,
+            barrier=DeviceBarrier() if step_barrier and self.identity.world_size > 1 else None,
             max_ahead=max_ahead(sum(tensor.nbytes for tensor in tensors), given.local_state_limit),
             restart=self._events.restart,
         )
@@ -634,7 +634,7 @@ def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_
         )
 
 
-def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.Given | None:
+def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.GivenDescriptors | None:
     """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
     try:
         given = descriptors.claim(rank)

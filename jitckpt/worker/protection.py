@@ -34,9 +34,9 @@ from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.optimizer_state import OptimizerState
-from jitckpt.state.parallel import StepBarrier
+from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.shards import hear_first
-from jitckpt.system.descriptors import Given
+from jitckpt.system.descriptors import GivenDescriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.wire import environment, protocol
@@ -160,14 +160,14 @@ class Protection:
         native: Native,
         arguments: Arguments,
         *,
-        given: Given | None,
+        given: GivenDescriptors | None,
         device: torch.device,
         host: HostState,
         history: History,
         loop: Loop,
         variables: ScriptVariables,
         reporter: Reporter,
-        barrier: StepBarrier | None,
+        barrier: DeviceBarrier | None,
         max_ahead: int,
         restart: int,
     ) -> None:

@@ -22,7 +22,7 @@ class Reporter:
         """Have the library tell the agent; None: no more."""
         self._native = native
 
-    def report(self, message: protocol.Message) -> None:
+    def report(self, message: protocol.WorkerMessage) -> None:
         """Tell the agent; without one, or after its death, the checkpoint directory's events."""
         if self._native is not None and self.has_agent:
             try:

@@ -21,15 +21,16 @@ from pathlib import Path
 import torch
 
 from jitckpt.agent.memory_tier import MemoryTier
-from jitckpt.agent.protection import Protection
+from jitckpt.agent.protection import MemoryProtection
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections
-from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import chunks, host_memory, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.wire.agents import OF_MEMORY
+from jitckpt.wire.hosts import Host
 
 PIECE = 256 << 10
 HERE = "127.0.0.1"
@@ -94,7 +95,7 @@ class Agents:
         self.tiers = [MemoryTier(wanted, job, EventLog()) for _ in range(count)]
         self._size = size
         self._hosts: list[Hosts] = []
-        self._protections: list[Protection] = []
+        self._protections: list[MemoryProtection] = []
         self.meet()
 
     def meet(self) -> None:
@@ -107,7 +108,7 @@ class Agents:
         with ThreadPoolExecutor(len(self._hosts)) as pool:
             list(pool.map(lambda met: met.connect(60.0), self._hosts))
         self._protections = [
-            Protection(tier, {rank: tier.given(rank)}, met, EventLog())
+            MemoryProtection(tier, {rank: tier.given(rank)}, met, EventLog())
             for rank, (tier, met) in enumerate(zip(self.tiers, self._hosts, strict=True))
         ]
 

@@ -24,11 +24,12 @@ from pathlib import Path
 import torch
 
 from jitckpt.hosts import connections
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import chunks, host_memory, peers, shard
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.peers import PeerMemory
+from jitckpt.wire.hosts import Host
 
 HERE = "127.0.0.1"
 IDENTITY = Identity("job", "f", 2, 0, 0, 2)

@@ -12,7 +12,7 @@ import time
 import torch
 from torch import distributed, nn
 
-from jitckpt.state.parallel import StepBarrier
+from jitckpt.state.parallel import DeviceBarrier
 
 ROUNDS, STEPS = 15, 40
 
@@ -24,7 +24,7 @@ def main() -> None:
     model = nn.parallel.DistributedDataParallel(nn.Sequential(*layers).to("cuda"))
     optimizer = torch.optim.AdamW(model.parameters())
     batch = torch.randn(64, 256, device="cuda")
-    barrier = StepBarrier()
+    barrier = DeviceBarrier()
     hosts: list[float] = []
 
     def seconds_per_step(with_barrier: bool) -> float:

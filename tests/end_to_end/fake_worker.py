@@ -12,7 +12,7 @@ from typing import Any
 from jitckpt.system import descriptors, lifeline
 from jitckpt.system.stacks import stack_writer
 from jitckpt.wire import protocol
-from jitckpt.wire.protocol import Message, Save
+from jitckpt.wire.protocol import Save, WorkerMessage
 
 SYS_EXIT = 60  # exit(2): of the calling thread alone
 RANK = int(os.environ["RANK"])
@@ -21,7 +21,7 @@ RESTART = int(os.environ["JITCKPT_RESTART"])
 AGENT = socket.socket(fileno=int(os.environ["JITCKPT_AGENT_FD"]))
 
 
-def say(message: Message) -> None:
+def say(message: WorkerMessage) -> None:
     AGENT.send(protocol.encode(message))
 
 
@@ -46,7 +46,7 @@ def register(shard: int = 0, shards: int = 1) -> None:
 
 
 def await_order() -> Save:
-    while isinstance(order := protocol.decode(AGENT.recv(protocol.MAX_BYTES)), protocol.Ask):
+    while isinstance(order := protocol.decode(AGENT.recv(protocol.MAX_BYTES)), protocol.AskProgress):
         answer(order)
     assert isinstance(order, Save)
     return order
@@ -79,7 +79,7 @@ def report_hang(seconds: float = 2.0) -> None:
     say(protocol.Hang("world", 7, "ncclAllReduce", 4096, seconds))
 
 
-def answer(question: protocol.Ask) -> None:
+def answer(question: protocol.AskProgress) -> None:
     world: Any = {"communicator": "world", "sequence": place["sequence"], "sends": [], "receives": []}
     collective: Any = {
         "communicator": "world",
@@ -96,7 +96,7 @@ def answer(question: protocol.Ask) -> None:
 def answer_one() -> None:
     """Wait for a question, and answer it."""
     order = protocol.decode(AGENT.recv(protocol.MAX_BYTES))
-    assert isinstance(order, protocol.Ask)
+    assert isinstance(order, protocol.AskProgress)
     answer(order)
 
 

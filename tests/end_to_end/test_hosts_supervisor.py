@@ -19,9 +19,10 @@ from jitckpt.agent.supervisor import Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome
 from jitckpt.events import Event, EventLog
 from jitckpt.hosts import connections, link
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.system import nccl_ras
 from jitckpt.wire.agents import RingPart
+from jitckpt.wire.hosts import Host
 
 SAVES = "register(); save(7)"
 

@@ -19,7 +19,7 @@ from jitckpt.ring import local_state
 from jitckpt.saves import folders, layout
 from jitckpt.system import descriptors
 from jitckpt.wire import protocol
-from jitckpt.wire.protocol import Message
+from jitckpt.wire.protocol import WorkerMessage
 
 TRAINING = Path(__file__).parent / "training.py"
 LIMIT = 120.0  # seconds for anything
@@ -60,7 +60,7 @@ class Worker:
         self.socket.close()
         os.close(self.ring)
 
-    def wait_for(self, *kinds: type[Message]) -> Any:
+    def wait_for(self, *kinds: type[WorkerMessage]) -> Any:
         """Return the next message of one of these kinds; other kinds are passed over."""
         while True:
             data = self.socket.recv(protocol.MAX_BYTES)

@@ -69,7 +69,7 @@ class Job:
         if all(event["rank"] != worker.rank for event in self.events("registered")):
             self.registered.append(worker.rank)
 
-    def _heard(self, _worker: Worker, message: protocol.Message) -> None:
+    def _heard(self, _worker: Worker, message: protocol.WorkerMessage) -> None:
         if isinstance(message, protocol.Fault):
             self.faults.append(message.fault)
 

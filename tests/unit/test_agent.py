@@ -20,12 +20,10 @@ from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.agent.worker_processes import WorkerProcesses
-from jitckpt.decisions.quorum import Past
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.hosts import stores
-from jitckpt.hosts.connections import Host
 from jitckpt.hosts.stores import Apart, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
@@ -33,6 +31,7 @@ from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
+from jitckpt.wire.hosts import Host, Past
 
 DEAD = Identity(job="j", fingerprint="f", world_size=2, rank=1, shard=0, shards=1)
 HEALTHY = replace(DEAD, rank=0)

@@ -2,7 +2,7 @@
 
 import json
 import re
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -10,14 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_protocol import json_values, values_for
 
-from jitckpt.wire import agents, checked, visits
+from jitckpt.wire import agents, checked, moves, visits
 from jitckpt.wire.checked import Checked, ProtocolError
 
 KINDS: dict[str, type[Checked]] = {
+    **agents.FIRST_WORDS,
     **agents.KINDS,
     **checked.by_type(
         one
-        for one in vars(visits).values()
+        for one in (*vars(visits).values(), *vars(moves).values())
         if isinstance(one, type) and issubclass(one, Checked) and hasattr(one, "type")
     ),
 }
@@ -28,6 +29,7 @@ def messages() -> st.SearchStrategy[Checked]:
         [
             st.builds(kind, **{one.name: values_for(checked.hints(kind)[one.name]) for one in fields(kind)})
             for kind in KINDS.values()
+            if kind not in (moves.Move, moves.HandOver)  # few are right: test_leaving.py has one of each
         ]
     ).filter(lambda message: message.problem() is None)
 
@@ -45,9 +47,8 @@ def headers(draw: st.DrawFn) -> Any:
     kind = draw(st.sampled_from([*KINDS.values()]))
     hints = checked.hints(kind)
     values = {one.name: values_for(hints[one.name]) | json_values for one in fields(kind)}
-    return {"type": kind.type} | {
-        name: draw(value) for name, value in values.items() if draw(st.integers(0, 9))
-    }
+    said = {name: draw(value) for name, value in values.items() if draw(st.integers(0, 9))}
+    return json.loads(json.dumps({"type": kind.type} | said, default=asdict))
 
 
 @given(headers())
@@ -60,16 +61,20 @@ def test_anything_is_a_message_or_refused_in_a_sentence(header: Any) -> None:
     if refused:
         assert re.fullmatch(r"(A|In a) message .*\.", refused, re.DOTALL)
     else:
-        content = checked.content_of(message)
-        assert {name: header.get(name, content[name]) for name in content} == content
+        content = json.loads(json.dumps(checked.content_of(message)))
+        assert header | content == header | {name: content[name] for name in content.keys() - header.keys()}
 
 
 @pytest.mark.parametrize(
     ("header", "why"),
     [
         ([], "A message is not a JSON object but list."),
-        ({"type": "step_barrier", "recovery_and_step": -1, "whole_from": 0, "left": False}, "negative"),
-        ({"type": "step_barrier", "recovery_and_step": 1 << 64, "whole_from": 0, "left": False}, "can't be"),
+        (
+            {"type": "steps_come", "come": {"recovery_and_step": -1}},
+            "come can't be {'recovery_and_step': -1}",
+        ),
+        ({"type": "steps_come", "come": {"whole_from": 1 << 64}}, "come can't be"),
+        ({"type": "steps_come", "come": [1, 2, False]}, "come can't be [1, 2, False]"),
         ({"type": "takes_place", "address": "a", "port": 0}, "makes no sense: 0 is no port."),
         ({"type": "safe", "safe": 1, "settled": 1, "keepers": [[0], ["a"]]}, "keepers can't be"),
         ({"type": "safe", "safe": 1, "settled": 1, "every": -1}, "every -1 steps is no rule"),

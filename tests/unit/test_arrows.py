@@ -47,7 +47,7 @@ PYTHON = {
     "faults": "system bindings wire errors",
     "device": "bindings wire errors",
     "tiers": "hosts saves decisions encoding system wire errors _memory_tier",
-    "objects": "hosts saves system errors",
+    "objects": "hosts saves system wire errors",
     "formats": "saves state encoding errors",
     "hosts": "saves decisions console system wire errors",
     "clusters": "errors",

@@ -13,10 +13,10 @@ from jitckpt.decisions.belongings import (
     ESTABLISHED,
     LISTENS,
     Carried,
-    End,
+    CarriedProcess,
     OpenFile,
-    Process,
     Socket,
+    SocketEnd,
     Surroundings,
     carried,
 )
@@ -30,8 +30,8 @@ AROUND = Surroundings(
 )
 
 
-def has(*files: OpenFile, **more: object) -> Process:
-    return Process(10, "python", files, **more)  # type: ignore[arg-type]
+def has(*files: OpenFile, **more: object) -> CarriedProcess:
+    return CarriedProcess(10, "python", files, **more)  # type: ignore[arg-type]
 
 
 def socket_file(number: int, inode: int) -> OpenFile:
@@ -39,16 +39,16 @@ def socket_file(number: int, inode: int) -> OpenFile:
 
 
 def look(
-    processes: list[Process], sockets: list[Socket] | None = None, around: Surroundings = AROUND
+    processes: list[CarriedProcess], sockets: list[Socket] | None = None, around: Surroundings = AROUND
 ) -> Carried:
     return carried(processes, {one.inode: one for one in sockets or []}, around)
 
 
 def test_what_leads_to_the_agent_is_made_anew() -> None:
     ends = [Socket(20, "unix", ESTABLISHED, 5, 501), Socket(21, "unix", ESTABLISHED, 5, 502)]
-    child = Process(11, "pt_data_worker", (socket_file(3, 20),))
+    child = CarriedProcess(11, "pt_data_worker", (socket_file(3, 20),))
     found = look([has(socket_file(30, 20), socket_file(7, 21)), child], ends)
-    assert found.sockets == (End(20, 5, "agent"), End(21, 5, "control"))
+    assert found.sockets == (SocketEnd(20, 5, "agent"), SocketEnd(21, 5, "control"))
     assert found.obstacles == ()
 
 
@@ -112,7 +112,7 @@ def test_memory_of_the_agents_and_files_without_a_name() -> None:
         (has(tracer=99), "a debugger, process 99"),
     ],
 )
-def test_what_can_not_be_carried_is_a_sentence(process: Process, sentence: str) -> None:
+def test_what_can_not_be_carried_is_a_sentence(process: CarriedProcess, sentence: str) -> None:
     (found,) = look([process], [Socket(40, "unix", ESTABLISHED, 1, 999, path="/run/daemon")]).obstacles
     assert found.startswith("Process 10 (python) has ")
     assert sentence in found

@@ -31,7 +31,7 @@ from jitckpt.encoding.tree_codec import encode
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
@@ -39,6 +39,7 @@ from jitckpt.ring.ring import Ring
 from jitckpt.ring.tail import Tail
 from jitckpt.saves.layout import Identity
 from jitckpt.wire import checked, protocol, proxy_messages
+from jitckpt.wire.hosts import Host
 
 COUNT = int(os.environ.get("JITCKPT_CONVERSATIONS", "50"))
 many = settings(
@@ -93,7 +94,7 @@ class PlayedWorker:
 text = st.text(st.characters(exclude_categories=(), exclude_characters="/"), max_size=20)
 
 
-def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
+def said(cls: type[protocol.WorkerMessage]) -> st.SearchStrategy[bytes]:
     """What is a message of this kind but for parts of it."""
     hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) | json_values | text for f in fields(cls)}
@@ -104,7 +105,7 @@ def said(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
     )
 
 
-def right(cls: type[protocol.Message]) -> st.SearchStrategy[bytes]:
+def right(cls: type[protocol.WorkerMessage]) -> st.SearchStrategy[bytes]:
     """A message of this kind, all of it of the right types."""
     hints = checked.hints(cls)
     values = {f.name: values_for(hints[f.name]) for f in fields(cls)}

@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections.abc import Iterator, Mapping
-from dataclasses import fields
+from dataclasses import asdict, fields
 from typing import Any
 
 import pytest
@@ -22,13 +22,14 @@ from jitckpt.agent.processes.guardian import Guarded, listen
 from jitckpt.system import datagrams
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.keeper import Keeper
-from jitckpt.wire import checked, commands, guardian, keeper, spares
+from jitckpt.wire import beside, checked, commands, guardian, keeper, spares
 from jitckpt.wire.checked import Checked, ProtocolError
-from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Registered
-from jitckpt.wire.keeper import Busy, Drop, End, Hold, Holds, HoldsNoMore
+from jitckpt.wire.guardian import Forget, GuardWorker, Images, Locks, SavesItself
+from jitckpt.wire.keeper import Busy, Hold, Holds, HoldsNoMore, LetAllGo, LetGo
 
 KINDS: list[Mapping[str, type[Checked]]] = [
     guardian.KINDS,
+    *(beside.FROM_COPIER, beside.TO_SERVER),
     *(commands.TO_LAUNCHER, commands.FROM_LAUNCHER),
     *(keeper.TO_KEEPER, keeper.FROM_KEEPER),
     *(spares.TO_SPARE, spares.FROM_SPARE),
@@ -61,7 +62,7 @@ def nearly_of_a_kind(kinds: Mapping[str, type[Checked]]) -> st.SearchStrategy[by
     for kind in kinds.values():
         values = {one.name: values_for(checked.hints(kind)[one.name]) | json_values for one in fields(kind)}
         contents.append(st.fixed_dictionaries({"type": st.just(kind.type)}, optional=values))
-    as_json = st.one_of(contents).map(lambda content: json.dumps(content).encode())
+    as_json = st.one_of(contents).map(lambda content: json.dumps(content, default=asdict).encode())
     return as_json | st.binary(min_size=1, max_size=30)
 
 
@@ -97,11 +98,11 @@ def test_anything_is_a_message_or_refused_in_a_sentence(
 
 def test_descriptors_come_with_their_message_and_go_with_one_that_is_refused(ends: Ends) -> None:
     read, write = os.pipe()
-    datagrams.send(ends[0], Guard(7), [write])
+    datagrams.send(ends[0], GuardWorker(7), [write])
     heard = datagrams.receive(ends[1], guardian.KINDS, 1)
     assert heard is not None
     message, (copy,) = heard
-    assert (message, os.get_inheritable(copy)) == (Guard(7), False)
+    assert (message, os.get_inheritable(copy)) == (GuardWorker(7), False)
     datagrams.send(ends[0], Images("nobody knows"), [copy])
     os.close(write)
     os.close(copy)
@@ -131,9 +132,16 @@ def test_a_message_that_is_too_long_is_refused_on_both_sides(ends: Ends) -> None
 def test_a_guardian_goes_by_what_it_was_told_last(ends: Ends) -> None:
     pidfds = [os.pidfd_open(os.getpid()) for _ in range(2)]
     for pid, pidfd in enumerate(pidfds):
-        datagrams.send(ends[0], Guard(pid), [pidfd])
+        datagrams.send(ends[0], GuardWorker(pid), [pidfd])
         os.close(pidfd)
-    for message in (Registered(1), Forget(0), Registered(0), Locks(["one"]), Images("folder"), Guard(2)):
+    for message in (
+        SavesItself(1),
+        Forget(0),
+        SavesItself(0),
+        Locks(["one"]),
+        Images("folder"),
+        GuardWorker(2),
+    ):
         datagrams.send(ends[0], message)
     ends[0].close()
     guarded, locks, images = listen(ends[1])
@@ -145,7 +153,7 @@ def test_a_guardian_goes_by_what_it_was_told_last(ends: Ends) -> None:
 def test_a_guardian_lives_on_with_what_it_knew_whatever_it_is_told(
     ends: Ends, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    datagrams.send(ends[0], Guard(1, registered=True), [0])
+    datagrams.send(ends[0], GuardWorker(1, registered=True), [0])
     datagrams.send(ends[0], Locks(["one"]))
     for nonsense in (
         b"no JSON",
@@ -209,7 +217,7 @@ def test_a_keeper_hangs_up_on_nonsense_and_holds_on(listener: socket.socket) -> 
         assert held(agent) == []
         for rank in (1, 2, 3):
             datagrams.send(agent, Hold(rank), [0])
-        datagrams.send(agent, Drop(2))
+        datagrams.send(agent, LetGo(2))
         datagrams.send(agent, Hold(4))  # and nothing with it
     for nonsense in (
         b"no JSON",
@@ -225,7 +233,7 @@ def test_a_keeper_hangs_up_on_nonsense_and_holds_on(listener: socket.socket) -> 
     with connected(listener) as agent, connected(listener) as other:
         assert held(agent) == [1, 3]
         assert datagrams.receive(other, keeper.FROM_KEEPER) == (Busy(), [])
-        datagrams.send(agent, End())
+        datagrams.send(agent, LetAllGo())
         keeps.join(LIMIT)
     assert not keeps.is_alive()
 

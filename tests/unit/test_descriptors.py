@@ -11,7 +11,7 @@ import pytest
 
 from jitckpt.ring import local_state
 from jitckpt.system import descriptors
-from jitckpt.system.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, Given, NotOursError
+from jitckpt.system.descriptors import AGENT, COPIES, LIFELINE, PROOF, STATE, GivenDescriptors, NotOursError
 from jitckpt.system.lifeline import Lifeline
 
 Environment = dict[str, str]
@@ -37,7 +37,7 @@ def environment(monkeypatch: pytest.MonkeyPatch) -> Iterator[Environment]:
 
 def test_what_the_agent_has_given_is_used(environment: Environment) -> None:
     numbers = [int(environment[name]) for name in (AGENT, STATE, LIFELINE)]
-    assert descriptors.given() == Given(3, numbers[0], numbers[1], numbers[2], None)
+    assert descriptors.given() == GivenDescriptors(3, numbers[0], numbers[1], numbers[2], None)
     assert descriptors.claim(3) == descriptors.given()
     assert not any(os.get_inheritable(number) for number in numbers)
     assert descriptors.claim(3) is not None  # a second job of this process

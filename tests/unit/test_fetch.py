@@ -16,13 +16,14 @@ from hypothesis import strategies as st
 
 from jitckpt.errors import JitckptError
 from jitckpt.hosts import connections, fetch, link, visiting
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.fetch import Fetch, wanted
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import FileEntry, Identity, Kind, Metadata
-from jitckpt.wire.visits import End, Saves, WantSaves
+from jitckpt.wire.hosts import Host
+from jitckpt.wire.visits import EndOfFile, Saves, WantSaves
 
 SECRET = b"what only this job's agents know"
 
@@ -185,7 +186,7 @@ def refusal_of(met: list[Hosts], header: dict[str, Any]) -> str:
         async with met[1].visit(0, fetch.VISIT) as (reader, writer):
             writer.write(link.encode(header))
             with pytest.raises(visiting.RefusedError) as caught:
-                await visiting.answer(reader, "It", 60.0, Saves, End)
+                await visiting.answer(reader, "It", 60.0, Saves, EndOfFile)
             writer.write(visiting.encode(WantSaves("")))
             assert (await visiting.answer(reader, "It", 60.0, Saves))[0] == Saves(known=False)
             return str(caught.value)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from jitckpt.events import Event, EventLog
 from jitckpt.rehearsal import halves
-from jitckpt.rehearsal.halves import Directory, Noted, Saved
+from jitckpt.rehearsal.halves import Directory, Noted, SeenSave
 from jitckpt.saves import layout, starts
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
@@ -26,15 +26,15 @@ class History:
     numbered: bool
     starts: list[Noted] = field(default_factory=list)
     log: list[Event] = field(default_factory=list)
-    saves: list[Saved] = field(default_factory=list)
-    made: list[Saved] = field(default_factory=list)  # also those that were set aside
+    saves: list[SeenSave] = field(default_factory=list)
+    made: list[SeenSave] = field(default_factory=list)  # also those that were set aside
 
     def tell(self, number: int, event: str, **details: Any) -> None:
         """Write an event of the start of this number, from 1."""
         line = {"event": event, "time": 1.0, "clock": 1.0, "restart": number - 1} | details
         self.log.append(line | ({"start": number} if self.numbered else {}))
 
-    def begin(self, base: int, source: Saved | None) -> int:
+    def begin(self, base: int, source: SeenSave | None) -> int:
         """Begin the next start, which goes on from a step, and return its number."""
         number = len(self.starts) + 1
         self.tell(number, "restart" if number > 1 else "job_started")
@@ -49,7 +49,7 @@ class History:
     def save(self, number: int, step: int, rank: int) -> None:
         path = f"step-{step}/rank-{rank}"
         self.saves = [saved for saved in self.saves if saved.path != path]
-        self.saves.append(Saved(number if self.numbered else 0, step, rank, path))
+        self.saves.append(SeenSave(number if self.numbered else 0, step, rank, path))
         self.made.append(self.saves[-1])
         self.tell(number, "save_ended", rank=rank, step=step, path=path)
 
@@ -127,7 +127,7 @@ def test_a_save_that_landed_late(data: st.DataObject, history: History) -> None:
     behind = len(history.starts)
     base = history.starts[-1].went_on_from or 0
     history.begin(base, None)
-    history.saves.append(Saved(behind, base + data.draw(st.integers(1, 20)), 0, "late"))
+    history.saves.append(SeenSave(behind, base + data.draw(st.integers(1, 20)), 0, "late"))
     (sign,) = signs(history)
     assert sign.startswith(f"start {behind} has saved step")
     assert halves.found([replace(history.directory, set_aside=False)]) == []

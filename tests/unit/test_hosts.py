@@ -12,8 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.hosts import connections, link
-from jitckpt.hosts.connections import Arrived, Host, Hosts, Lost, Unclear
+from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
 from jitckpt.wire.agents import TakesIn, WantSave
+from jitckpt.wire.hosts import Host
 
 SECRET = b"what only this job's agents know"
 PATIENCE = 60.0
@@ -45,7 +46,7 @@ def meeting() -> Iterator[Meeting]:
         host.close()
 
 
-def take(host: Hosts) -> Arrived | Unclear | Lost:
+def take(host: Hosts) -> Arrived | Unclear | HostLost:
     """Wait for the next thing."""
     taken = host.take()
     while not taken:
@@ -72,19 +73,19 @@ def test_what_was_sent_before_the_end_arrives_before_the_loss(meeting: Meeting) 
         b.send(0, WantSave(number), bytes(100_000))
     b.close()
     meeting.hosts.remove(b)
-    taken: list[Arrived | Unclear | Lost] = []
+    taken: list[Arrived | Unclear | HostLost] = []
     while not taken or isinstance(taken[-1], Arrived):
         assert select.select([a.wake], [], [], PATIENCE)[0]
         taken += a.take()
     assert taken[:-1] == [Arrived(1, WantSave(number), bytes(100_000)) for number in range(100)]
-    assert taken[-1] == Lost(1, "the connection has ended")
+    assert taken[-1] == HostLost(1, "the connection has ended")
     a.send(1, WantSave(1))
 
 
 def test_a_host_that_never_comes_is_lost(meeting: Meeting) -> None:
     a, _ = meeting.prepare(2)
     a.connect(0.1)
-    assert take(a) == Lost(1, "no connection to host 1 (127.0.0.1) could be made within 0.1 s")
+    assert take(a) == HostLost(1, "no connection to host 1 (127.0.0.1) could be made within 0.1 s")
 
 
 def test_a_host_that_nobody_answers_for_is_lost(meeting: Meeting) -> None:
@@ -93,7 +94,7 @@ def test_a_host_that_nobody_answers_for_is_lost(meeting: Meeting) -> None:
     meeting.hosts.remove(a)
     b.connect(PATIENCE)
     lost = take(b)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, HostLost)
     assert "can't be reached" in lost.reason
 
 
@@ -102,7 +103,7 @@ def test_a_host_with_another_secret_is_lost(meeting: Meeting) -> None:
     a._thread.start()
     b.connect(PATIENCE)
     lost = take(b)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, HostLost)
     assert lost.reason.endswith("The other agent hung up: the two may not have the same secret")
 
 
@@ -113,8 +114,9 @@ def test_an_agent_that_says_nothing_is_lost_at_last(meeting: Meeting) -> None:
     with socket.create_connection((a.all[0].address, a.all[0].port)) as silent:
         greeting = silent.recv(100)
         ours = bytes(32)
-        silent.sendall(ours + link._proof(SECRET, b"caller", greeting[8:], ours) + link.encode({"host": 1}))
-        assert take(a) == Lost(1, "its agent has said nothing for 6 s")
+        proof = link._proof(SECRET, b"caller", greeting[8:], ours)
+        silent.sendall(ours + proof + link.encode({"type": "calls", "host": 1}))
+        assert take(a) == HostLost(1, "its agent has said nothing for 6 s")
 
 
 def test_an_agent_that_was_held_up_itself_takes_no_other_for_silent(meeting: Meeting) -> None:
@@ -143,7 +145,7 @@ def test_who_is_called_waits_no_longer_than_the_caller_lives(meeting: Meeting) -
     meeting.hosts.remove(b)
     a.connect(PATIENCE)
     lost = take(a)
-    assert isinstance(lost, Lost)
+    assert isinstance(lost, HostLost)
     assert "can't be reached" in lost.reason
 
 
@@ -170,7 +172,7 @@ def test_who_sends_is_told_when_the_other_has_it(meeting: Meeting) -> None:
     b.close()
     meeting.hosts.remove(b)
     assert nobody_answers.wait(PATIENCE)
-    assert isinstance(take(a), Lost)
+    assert isinstance(take(a), HostLost)
     a.confirm(1, is_lost.set)
     assert is_lost.wait(PATIENCE)
 
@@ -186,18 +188,43 @@ def test_nonsense_from_another_host_ends_no_connection(meeting: Meeting) -> None
     a, b = meeting.meet(2)
 
     @settings(max_examples=50, deadline=None)
-    @given(st.sampled_from(["received", "receipt", "host", "visit"]), json_values, st.booleans())
+    @given(st.sampled_from(["received", "receipt", "alive", "calls", "visits"]), json_values, st.booleans())
     def say(key: str, value: Any, known: bool) -> None:
         b._in_loop(b._write, (0,), link.encode({"type": key, "number": value} if known else {key: value}))
         b.send(0, TakesIn("still here"))
         while (said := a.take()) == [] or said[-1] != Arrived(1, TakesIn("still here")):
-            assert not any(isinstance(one, Lost) for one in said)
+            assert not any(isinstance(one, HostLost) for one in said)
             assert said or select.select([a.wake], [], [], PATIENCE)[0]
 
     say()
     has_it = threading.Event()
     a.confirm(1, has_it.set)
     assert has_it.wait(PATIENCE)
+
+
+@pytest.mark.parametrize(
+    ("header", "why"),
+    [
+        ({}, "A message has the unknown type None; known are calls, visits."),
+        ({"host": 1}, "A message has the unknown type None; known are calls, visits."),
+        ({"type": "calls", "host": [1]}, "In a message of type calls, host can't be [1]."),
+        ({"type": "visits", "what": {}}, "In a message of type visits, what can't be {}."),
+        ({"type": "visits"}, "A message of type visits lacks what."),
+    ],
+)
+def test_who_says_nonsense_first_is_not_heard(
+    meeting: Meeting, capsys: pytest.CaptureFixture[str], header: dict[str, Any], why: str
+) -> None:
+    a, b = meeting.meet(2)
+    with socket.create_connection((a.all[0].address, a.all[0].port), PATIENCE) as caller:
+        greeting = caller.recv(40, socket.MSG_WAITALL)
+        proof = link._proof(SECRET, b"caller", greeting[8:], bytes(32))
+        caller.sendall(bytes(32) + proof + link.encode(header))
+        assert len(caller.recv(32, socket.MSG_WAITALL)) == 32
+        assert caller.recv(1) == b""
+    b.send(0, TakesIn("still here"))
+    assert take(a) == Arrived(1, TakesIn("still here"))
+    assert f"an agent that calls says what makes no sense, and is not heard: {why}" in capsys.readouterr().err
 
 
 def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
@@ -207,7 +234,7 @@ def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:
             stranger.sendall(garbage)
     twice = Hosts(1, a.all, connections.listen("127.0.0.1"), SECRET, PATIENCE)
     twice.connect(PATIENCE)
-    assert isinstance(take(twice), Lost)
+    assert isinstance(take(twice), HostLost)
     twice.close()
     b.send(0, TakesIn("still here"))
     assert take(a) == Arrived(1, TakesIn("still here"))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.pacer import Pacer
-from jitckpt.agent.sending import MOST_WAITS, Sending, Snapshot
+from jitckpt.agent.sending import MOST_WAITS, MemorySnapshot, Sending
 from jitckpt.decisions import idle_time
 from jitckpt.decisions.idle_time import CAUTION, LATENCY_SECONDS, MOST_SPANS, Idle, Minibatch
 from jitckpt.decisions.pace import SHARE
@@ -176,7 +176,7 @@ def test_idle_spans_are_used_once_they_are_known_and_given_up_if_the_training_wa
     sending = Sending(pace, [memory], log)  # type: ignore[arg-type]
     assert (pace.rate, pace.heard) == (float("inf"), 1)
     host_memory.put_word(memory, host_memory.STEP_TIME, 1_000_000)
-    rank = Snapshot(memory, 1_000_000, 0.2)
+    rank = MemorySnapshot(memory, 1_000_000, 0.2)
 
     def plan() -> None:
         sending.plan([rank], 1, 1, pacer)

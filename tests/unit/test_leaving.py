@@ -1,18 +1,58 @@
 """Ranks that leave their host go to one that stands by and is still there."""
 
 import asyncio
+import os
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from jitckpt.agent.migration.leaving import Departure
-from jitckpt.hosts import link
+from jitckpt.agent.migration.leaving import Departure, _Dumped
+from jitckpt.agent.proxies.step_barrier import known_again, told_of
+from jitckpt.agent.standby import _Rank, _receive_files, _Waiting
+from jitckpt.decisions.belongings import Carried
+from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import listen
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.standbys import Standby
+from jitckpt.ring import local_state
+from jitckpt.wire.agents import Come
+from jitckpt.wire.checked import Checked, content_of
+from jitckpt.wire.hosts import Host
+from jitckpt.wire.moves import (
+    DumpedRank,
+    HandOver,
+    ImageFile,
+    ImagePiece,
+    JobFacts,
+    Move,
+    RanksRestored,
+    Steps,
+    Taken,
+)
+from jitckpt.wire.visits import Refused
 
 SECRET = b"0123456789abcdef"
+FACTS = JobFacts("run", 3, ("127.0.0.1", 29500))
+RANK = DumpedRank(
+    rank=1,
+    pids=(7, 9),
+    sockets=((11, 1, "agent"), (12, 5, "control")),
+    outputs=(("pipe:[3]", 1),),
+    memory=("jitckpt-steps",),
+    folders=("/tmp",),
+    said={"control": ["00ff"]},
+    conversations={},
+    askers=(("control", 7, ((8, "it was killed"),)),),
+)
+HOSTS = [Host("127.0.0.1", 1, (0,), 0), Host("127.0.0.1", 2, (1,), 0)]
+MOVE = Move(FACTS, 1, HOSTS, SECRET.hex(), "relay", time.monotonic(), [RANK])
+COME = Come(5, 2, left=True)
+HAND_OVER = HandOver("00", Steps(COME, Come(), Come(), [(3, COME)]), [], 1, 2.0, 3.0, 4.0)
 
 
 def departure(standbys: list[Standby]) -> Departure:
@@ -23,7 +63,7 @@ def departure(standbys: list[Standby]) -> Departure:
         unused,
         print,
         standbys=lambda: standbys,
-        facts={},
+        facts=FACTS,
         barrier=None,
         messenger=None,
         secret=SECRET,
@@ -51,3 +91,168 @@ def test_hosts_that_have_said_that_they_stand_by_and_are_gone_are_passed_over() 
     assert standby == there
     with pytest.raises(LinkError, match="No host that stands by can be reached"):
         asyncio.run(departure([gone(), gone()])._connected())
+
+
+# What the two say to each other.
+
+Told = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
+@pytest.fixture
+def dumped(tmp_path: Path) -> Iterator[_Dumped]:
+    """A rank with two files of images, one of them with a hole, and a log that stays."""
+    (here := tmp_path / "here").mkdir()
+    (here / "core-7.img").write_bytes(b"core")
+    with (here / "pages-1.img").open("wb") as pages:
+        pages.seek(1 << 20)
+        pages.write(b"behind a hole")
+    (here / "dump.log").write_text("nobody needs it")
+    folder = os.open(here, os.O_RDONLY)
+    yield _Dumped(1, folder, (7,), Carried(), {})
+    os.close(folder)
+
+
+@pytest.fixture
+def come(tmp_path: Path) -> Iterator[_Rank]:
+    (there := tmp_path / "there").mkdir()
+    rank = _Rank(RANK, os.open(there, os.O_RDONLY), local_state.create())
+    yield rank
+    os.close(rank.folder)
+    os.close(rank.ring)
+
+
+async def to(called: Callable[..., Awaitable[None]], say: Callable[[Standby], Awaitable[Any]]) -> Any:
+    """Say something to one that stands by, and return what that comes to."""
+
+    async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await link.admit(reader, writer, SECRET)
+        await called(reader, writer)
+
+    server = await asyncio.start_server(admit, "127.0.0.1")
+    async with server:
+        return await say(Standby("127.0.0.1", server.sockets[0].getsockname()[1]))
+
+
+def leaving(standby: Standby, ring: int) -> Departure:
+    made = departure([standby])
+    made._mover = SimpleNamespace(worker=lambda rank: SimpleNamespace(ring_fd=ring))  # type: ignore[assignment]
+    return made
+
+
+def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: _Rank) -> None:
+    ring = local_state.create()
+    os.pwrite(ring, b"local state", 5000)
+
+    async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        assert (await visiting.hear(reader, Move))[0] == MOVE
+        await _receive_files(reader, {1: come})
+        writer.write(visiting.encode(RanksRestored(4711, 0.5)))
+        assert (await visiting.hear(reader, HandOver))[0] == HAND_OVER
+        writer.write(visiting.encode(Taken()))
+
+    async def say(standby: Standby) -> tuple[int, RanksRestored]:
+        made = leaving(standby, ring)
+        _, reader, writer, size, restored = await made._send(MOVE, [dumped])
+        await made._finish(reader, writer, HAND_OVER)
+        return size, restored
+
+    size, restored = asyncio.run(to(called, say))
+    assert (restored, size >= 28) == (RanksRestored(4711, 0.5), True)
+    there = {name: os.open(name, os.O_RDONLY, dir_fd=come.folder) for name in os.listdir(come.folder)}
+    assert {name: os.fstat(file).st_size for name, file in there.items()} == {
+        "core-7.img": 4,
+        "pages-1.img": (1 << 20) + 13,
+    }
+    assert os.pread(there["pages-1.img"], 99, 1 << 20) == b"behind a hole"
+    assert os.pread(come.ring, 11, 5000) == b"local state"
+    for file in (*there.values(), ring):
+        os.close(file)
+
+
+@pytest.mark.parametrize(
+    ("answer", "why"),
+    [
+        (content_of(Refused("no room here.")), "The host that stands by says: no room here."),
+        ({"port": 1, "restore": 2.0}, "says what makes no sense: A message has the unknown type None"),
+        (
+            {"type": "restored", "port": "1", "seconds": 0},
+            "of type restored, port can't be '1'.",
+        ),
+        ({"type": "restored", "port": 0, "seconds": 0}, "makes no sense: 0 is no port."),
+        ({"type": "restored", "port": 5}, "lacks seconds"),
+    ],
+)
+def test_an_answer_that_makes_no_sense_is_a_sentence(
+    dumped: _Dumped, come: _Rank, answer: dict[str, Any], why: str
+) -> None:
+    async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await visiting.hear(reader, Move)
+        await _receive_files(reader, {1: come})
+        writer.write(link.encode(answer))
+
+    with pytest.raises(LinkError) as caught:
+        asyncio.run(to(called, lambda standby: leaving(standby, come.ring)._send(MOVE, [dumped])))
+    assert why in str(caught.value)
+
+
+def but(message: Checked, **fields: Any) -> dict[str, Any]:
+    return content_of(message) | fields
+
+
+@pytest.mark.parametrize(
+    ("said", "why"),
+    [
+        ([{}], "A message has the unknown type None; known are move."),
+        ([{"plan": {}}], "A message has the unknown type None"),
+        ([but(MOVE, hosts=None)], "In a message of type move, hosts can't be None."),
+        ([but(MOVE, hosts=[{"address": 1}])], "hosts can't be [{'address': 1}]."),
+        ([but(MOVE, index=2)], "it has 2 hosts, and is of host 2"),
+        ([but(MOVE, secret="xyz")], "'xyz' is not hexadecimal"),
+        ([but(MOVE, relay="")], "the relay has no name"),
+        ([but(MOVE, ranks=[])], "the host has the ranks (1,), and [] come"),
+        ([but(MOVE, facts=asdict(FACTS) | {"workers_store": ["host"]})], "facts can't be"),
+        ([but(MOVE, ranks=[asdict(replace(RANK, pids=(1,)))])], "ranks can't be"),
+        ([but(MOVE, ranks=[asdict(replace(RANK, sockets=()))])], "ranks can't be"),
+        ([but(MOVE, ranks=[asdict(replace(RANK, said={"agent": ["0"]}))])], "ranks can't be"),
+        (
+            [but(MOVE), but(ImageFile(0, "core", 5))],
+            "File(rank=0, image='core', size=5) makes no sense",
+        ),
+        ([but(MOVE), but(ImageFile(1, "../core", 5))], "'../core' is no name of an image"),
+        ([but(MOVE), but(ImagePiece(1, "core", 0, "00"))], "makes no sense here."),
+        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImageFile(1, "core", 5))], "makes no sense here."),
+        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00"))], "came damaged."),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", -1, "00"))],
+            "-1 is no place in",
+        ),
+        ([but(MOVE), {"whole": True}], "known are whole, file, file_part."),
+    ],
+)
+def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
+    capsys: pytest.CaptureFixture[str], said: list[Any], why: str
+) -> None:
+    open_before = len(os.listdir("/proc/self/fd"))
+    waiting = _Waiting.__new__(_Waiting)
+    waiting._secret = SECRET
+
+    async def heard() -> str:
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        async with server:
+            place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+            _, reader, writer = await departure([place])._connected()
+            for one in said:
+                writer.write(link.encode(one))
+            refused, _ = await visiting.hear(reader, Refused)
+            writer.close()
+            await writer.wait_closed()
+        return refused.why
+
+    refused = asyncio.run(heard())
+    assert why in refused
+    assert f"a host's ranks did not come here: {refused}" in capsys.readouterr().err
+    assert len(os.listdir("/proc/self/fd")) == open_before
+
+
+def test_what_a_host_knows_of_all_steps_goes_with_its_ranks() -> None:
+    assert told_of(known_again(5, 9, HAND_OVER.steps or pytest.fail("there are none"))) == HAND_OVER.steps

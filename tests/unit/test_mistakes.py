@@ -29,7 +29,7 @@ torch.optim.SGD([parameter]).step()
 """
 
 
-def said(program: str, folder: Path) -> list[protocol.Message]:
+def said(program: str, folder: Path) -> list[protocol.WorkerMessage]:
     """Return what a worker with this program tells its agent."""
     script = folder / "script.py"
     script.write_text(PROLOGUE + program)
@@ -93,7 +93,7 @@ except CheckpointError as error:
     raise RuntimeError("the trainer can't go on") from error
 """
     (message,) = said(STEP + program, tmp_path)
-    assert isinstance(message, protocol.Refused)
+    assert isinstance(message, protocol.WorkRefused)
     assert message.reason == "No."
 
 

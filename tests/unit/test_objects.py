@@ -1,6 +1,5 @@
 """Copies of saves in an object store: a real server, reached through a door that lets faults in."""
 
-import json
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +11,7 @@ from jitckpt.cli import main
 from jitckpt.errors import CheckpointError
 from jitckpt.objects import bucket
 from jitckpt.objects.bucket import Bucket, ObjectsError
-from jitckpt.objects.copier import Copier
+from jitckpt.objects.copier import ObjectCopier
 from jitckpt.objects.saves import ObjectSaves
 from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import SaveFolder
@@ -153,10 +152,10 @@ def copier(
     ranks: tuple[int, ...] = (0, 1),
     keep: int = 2,
     start: Start = NO_START,
-) -> tuple[Copier, list[str]]:
+) -> tuple[ObjectCopier, list[str]]:
     said: list[str] = []
     saves = ObjectSaves(there, start)
-    return Copier(saves, root, keep, ranks, lambda one: said.append(json.dumps(one))), said
+    return ObjectCopier(saves, root, keep, ranks, lambda one: said.append(str(one))), said
 
 
 def steps(there: Bucket) -> set[tuple[int, int]]:
@@ -288,7 +287,7 @@ def test_the_place_of_another_job_is_refused(there: Bucket, tmp_path: Path) -> N
 # A host that was cut off from the others, and not from the store.
 
 
-def go_on(there: Bucket, root: Path, start: Start, step: int) -> Copier:
+def go_on(there: Bucket, root: Path, start: Start, step: int) -> ObjectCopier:
     """Begin a start in a directory, go on from a step there, and tell the store."""
     starts.note_begun(root, start)
     starts.note_going_on(root, start.number, step)

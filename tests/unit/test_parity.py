@@ -16,12 +16,12 @@ from jitckpt.decisions.decoding import decodable
 from jitckpt.decisions.redundancy import layout, survives
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source, decide
 from jitckpt.errors import SaveError
-from jitckpt.hosts.connections import Host
 from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
-from jitckpt.tiers.parity import Member, ParityMemory, Piece, Stripe
+from jitckpt.tiers.parity import ParityMember, ParityMemory, ParityPiece, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.wire.hosts import Host
 
 HOSTS = 4
 # Chunks of the ranks' shards: unequal, one of them less than a chunk, one with a short end.
@@ -135,7 +135,7 @@ def test_a_parity_that_lacks_anybodys_part_is_not_counted_on(
     """Host 1 has no room for rank 3's part: its parity is never whole, so it gives back nothing of others."""
     add = PeerParity.add
 
-    def refused(peer: PeerParity, piece: Piece, window: Any) -> None:
+    def refused(peer: PeerParity, piece: ParityPiece, window: Any) -> None:
         if (peer._host, piece.rank) == (1, 3):
             raise SaveError("no room")
         add(peer, piece, window)
@@ -254,10 +254,10 @@ def test_a_step_that_not_all_have_sent_takes_the_place_of_no_whole_one(agents: A
 def test_what_does_not_belong_there_is_refused(agents: Agents) -> None:
     make_steps(agents, 1)
     one = agents.tiers[1].memory.shard(1, 1, "first")
-    member = Member(one.slot, one.seal, one.index)
+    member = ParityMember(one.slot, one.seal, one.index)
     of = parities(agents, 0)
     with pytest.raises(SaveError, match="is not for this parity"):
-        of.begin(0, Piece(2, Stripe((0, 1, 2, 3), 0), member, 0))
+        of.begin(0, ParityPiece(2, Stripe((0, 1, 2, 3), 0), member, 0))
     owner = agents.tiers[0].parity
     assert owner is not None
     with pytest.raises(SaveError, match="is not for this host to keep"):

@@ -13,7 +13,15 @@ from jitckpt.agent import protection
 from jitckpt.decisions.memory_state import HEALTHS
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
-from jitckpt.reports.present import CAUSES, MEMORY_IS_OFF, JobModel, MemoryHost, Present, Progress, model_of
+from jitckpt.reports.present import (
+    CAUSES,
+    MEMORY_IS_OFF,
+    AgentsProgress,
+    JobModel,
+    MemoryHost,
+    Present,
+    model_of,
+)
 
 RANKS = 2
 STARTED = 1000.0
@@ -67,7 +75,7 @@ KILLED = [
 ]
 
 
-def after(events: list[Event], now: float | None = None, progress: Progress | None = None) -> Present:
+def after(events: list[Event], now: float | None = None, progress: AgentsProgress | None = None) -> Present:
     found = model_of(events).present(events[-1]["time"] if now is None else STARTED + now, progress)
     assert found is not None
     return found
@@ -244,13 +252,13 @@ def test_the_memory_tier_protects_what_has_no_replica() -> None:
 
 
 def test_what_the_events_say_of_a_ranks_memory_goes_before_what_its_agent_told_last() -> None:
-    def states(*events: Event, told: Progress | None = None) -> list[str]:
+    def states(*events: Event, told: AgentsProgress | None = None) -> list[str]:
         return [rank.memory_state for rank in after([started(), *events], 10, told).ranks]
 
     healthy = event("memory_state", 5, state="healthy", ranks=[0, 1], step=4)
     assert states() == ["", ""]
     assert states(healthy) == ["healthy", "healthy"]
-    told = Progress(STARTED + 9, 0, {}, None, {0: "snap", 1: "completed"})
+    told = AgentsProgress(STARTED + 9, 0, {}, None, {0: "snap", 1: "completed"})
     assert states(told=told) == ["", ""], "no step of this start is safe"
     assert states(healthy, told=told) == ["snap", "completed"]
     failed = event("memory_state", 6, state="unhealthy", ranks=[1], step=4)
@@ -265,10 +273,10 @@ def test_what_the_events_say_of_a_ranks_memory_goes_before_what_its_agent_told_l
 
 
 def test_the_agents_tell_newer_steps_than_the_events() -> None:
-    told = Progress(STARTED + 9, 0, {0: 7, 1: 6}, 0.5)
+    told = AgentsProgress(STARTED + 9, 0, {0: 7, 1: 6}, 0.5)
     seen = after(KILLED[:5], 10, told)
     assert ([rank.step for rank in seen.ranks], seen.step, seen.step_seconds) == ([7, 6], 7, 0.5)
-    old = Progress(STARTED + 9, 1, {0: 70, 1: 60})  # of another start
+    old = AgentsProgress(STARTED + 9, 1, {0: 70, 1: 60})  # of another start
     assert after(KILLED[:5], 10, old).step == 1
 
 

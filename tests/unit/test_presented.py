@@ -16,7 +16,7 @@ from jitckpt.errors import SaveError
 from jitckpt.saves.final_state import Digest
 from jitckpt.state.host_state import HostState
 from jitckpt.worker.saving import found, presented
-from jitckpt.worker.saving.history import History, Snapshot
+from jitckpt.worker.saving.history import History, SharedSnapshot
 from jitckpt.worker.saving.presented import Memento
 from jitckpt.worker.saving.saver import document_of
 
@@ -100,7 +100,7 @@ class Training:
             }
         )
 
-    def document(self, step: int, local: Any) -> tuple[Snapshot, dict[str, Any], dict[str, Tensor]]:
+    def document(self, step: int, local: Any) -> tuple[SharedSnapshot, dict[str, Any], dict[str, Tensor]]:
         snapshot = self.history.snapshot(step)
         assert snapshot is not None
         trees = {"trees": {name: part.tree for name, part in local.items()}}

@@ -15,12 +15,12 @@ import pytest
 from test_host_memory import made
 
 from jitckpt.agent.memory_tier import MemoryTier
-from jitckpt.agent.protection import Protection
+from jitckpt.agent.protection import MemoryProtection
 from jitckpt.decisions.memory_wanted import AUTO, Wanted
 from jitckpt.decisions.pace import unpacked
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, visiting
-from jitckpt.hosts.connections import Arrived, Host, Hosts
+from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
@@ -38,7 +38,8 @@ from jitckpt.tiers.host_memory import (
 )
 from jitckpt.tiers.peers import PeerMemory
 from jitckpt.wire.agents import OF_MEMORY
-from jitckpt.wire.visits import Done, ShardThere
+from jitckpt.wire.hosts import Host
+from jitckpt.wire.visits import HeldShard, VisitDone
 
 LIMIT = 60.0
 
@@ -63,7 +64,7 @@ class Agents:
     domains: tuple[str, ...] = ()
     tiers: list[MemoryTier] = field(default_factory=list)
     hosts: list[Hosts] = field(default_factory=list)
-    protections: list[Protection] = field(default_factory=list)
+    protections: list[MemoryProtection] = field(default_factory=list)
 
     def start(self) -> None:
         wanted = Wanted(self.mode, self.copies, self.every, limit=1 << 30)
@@ -96,7 +97,7 @@ class Agents:
             for connected in met._connected.values():
                 assert connected.wait(LIMIT)
         self.protections = [
-            Protection(tier, {rank: tier.given(rank)}, met, EventLog())
+            MemoryProtection(tier, {rank: tier.given(rank)}, met, EventLog())
             for rank, (tier, met) in enumerate(zip(self.tiers, self.hosts, strict=True))
         ]
 
@@ -204,7 +205,7 @@ def test_what_becomes_of_ranks_is_told_once_memory_has_a_step_of_them(
     assert len(told(first)) == 3, "nothing of this start is to be used any more"
 
 
-def told(one: Protection) -> list[tuple[str, list[int], int | None]]:
+def told(one: MemoryProtection) -> list[tuple[str, list[int], int | None]]:
     states = [event for event in one._log.events if event["event"] == "memory_state"]
     return [(event["state"], event["ranks"], event["step"]) for event in states]
 
@@ -469,7 +470,7 @@ def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
         async with agents.hosts[1].visit(0, peers.VISIT) as (reader, writer):
             writer.write(link.encode(header))
             with pytest.raises(visiting.RefusedError) as caught:
-                await visiting.answer(reader, "It", 60.0, Done)
+                await visiting.answer(reader, "It", 60.0, VisitDone)
             return str(caught.value)
 
     put: dict[str, Any] = {"type": "put", "rank": 0, "slot": 1}
@@ -493,7 +494,7 @@ def test_what_makes_no_sense_is_answered_with_why(agents: Agents) -> None:
         {"held": True},
         {"type": "shards", "there": None},
         {"type": "shards", "there": [{"rank": 0}]},
-        {"type": "shards", "there": [dict.fromkeys(ShardThere.__annotations__, 0)]},
+        {"type": "shards", "there": [dict.fromkeys(HeldShard.__annotations__, 0)]},
     ],
 )
 def test_an_answer_that_makes_no_sense_is_refused_in_a_sentence(

@@ -1,7 +1,8 @@
 import json
-from dataclasses import MISSING, fields
+from collections.abc import Callable
+from dataclasses import MISSING, fields, is_dataclass
 from types import UnionType
-from typing import Any, get_args, get_origin, get_type_hints, is_typeddict
+from typing import Any, Literal, get_args, get_origin, get_type_hints, is_typeddict
 
 import pytest
 from hypothesis import given
@@ -15,7 +16,7 @@ from jitckpt.wire.protocol import (
     MAX_BYTES,
     CommunicatorPlace,
     InFlight,
-    Message,
+    WorkerMessage,
     decode,
     encode,
 )
@@ -29,8 +30,8 @@ short_text = st.text(st.characters(), max_size=40)
 
 
 integers = st.integers(checked.INTEGERS.start, checked.INTEGERS.stop - 1)
-pairs = st.lists(st.lists(integers, min_size=2, max_size=2), max_size=3)
-exchanges = st.lists(st.tuples(st.booleans(), integers, integers).map(list), max_size=3)
+pairs = st.lists(st.tuples(integers, integers), max_size=3)
+exchanges = st.lists(st.tuples(st.booleans(), integers, integers), max_size=3)
 
 
 def values_for(hint: Any) -> st.SearchStrategy[Any]:
@@ -40,42 +41,36 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
         float: st.floats(allow_nan=False, allow_infinity=False),
         str: short_text,
         type(None): st.none(),
-        list[Any]: st.lists(json_values, max_size=3),
-        list[int]: st.lists(integers, max_size=3),
-        list[list[int]]: st.lists(st.lists(integers, max_size=3), max_size=3),
-        dict[str, str | None]: st.dictionaries(short_text, st.none() | short_text, max_size=3),
-        list[str]: st.lists(short_text, max_size=3),
-        list[list[str]]: st.lists(st.lists(short_text, min_size=2, max_size=2), max_size=3),
-        list[CommunicatorPlace]: st.lists(
-            st.fixed_dictionaries(
-                {"communicator": short_text, "rank": integers, "ranks": integers, "sequence": integers}
-                | dict.fromkeys(("sends", "receives"), st.none() | pairs)
-            ),
-            max_size=3,
+        Any: json_values,
+        CommunicatorPlace: st.fixed_dictionaries(
+            {"communicator": short_text, "rank": integers, "ranks": integers, "sequence": integers}
+            | dict.fromkeys(("sends", "receives"), st.none() | pairs)
         ),
-        list[InFlight]: st.lists(
-            st.fixed_dictionaries(
-                {"communicator": short_text, "sequence": integers, "operation": short_text}
-                | {"bytes": integers, "seconds": st.floats(0, 1e9), "exchanges": exchanges}
-            ),
-            max_size=3,
+        InFlight: st.fixed_dictionaries(
+            {"communicator": short_text, "sequence": integers, "operation": short_text}
+            | {"bytes": integers, "seconds": st.floats(0, 1e9), "exchanges": exchanges}
         ),
     }
     if hint in by_hint:
         return by_hint[hint]
-    if isinstance(hint, UnionType):
-        return st.one_of([values_for(part) for part in hint.__args__])
-    if hint == tuple[int, int]:
-        return st.tuples(integers, integers).map(list)  # as JSON has it
-    if get_origin(hint) is list and is_typeddict(part := get_args(hint)[0]):
-        return st.lists(
-            st.fixed_dictionaries({key: values_for(one) for key, one in get_type_hints(part).items()}),
-            max_size=3,
-        )
-    return st.sampled_from(get_args(hint))
+    if is_typeddict(hint) or is_dataclass(hint):
+        parts = {name: values_for(part) for name, part in get_type_hints(hint).items()}
+        if is_typeddict(hint):
+            return st.fixed_dictionaries(parts)
+        return st.builds(hint, **parts).filter(lambda one: one.problem() is None)
+    origin, arguments = get_origin(hint), get_args(hint)
+    if origin is list or arguments[1:] == (...,):
+        return st.lists(values_for(arguments[0]), max_size=3).map(origin)
+    by_origin: dict[Any, Callable[..., st.SearchStrategy[Any]]] = {
+        dict: lambda _, value: st.dictionaries(short_text, values_for(value), max_size=3),
+        tuple: lambda *parts: st.tuples(*map(values_for, parts)),
+        UnionType: lambda *parts: st.one_of(list(map(values_for, parts))),
+        Literal: lambda *values: st.sampled_from(values),
+    }
+    return by_origin[origin](*arguments)
 
 
-def messages() -> st.SearchStrategy[Message]:
+def messages() -> st.SearchStrategy[WorkerMessage]:
     return st.one_of(
         [
             st.builds(cls, **{f.name: values_for(get_type_hints(cls)[f.name]) for f in fields(cls)})
@@ -85,17 +80,17 @@ def messages() -> st.SearchStrategy[Message]:
 
 
 @given(messages())
-def test_what_was_encoded_is_decoded(message: Message) -> None:
+def test_what_was_encoded_is_decoded(message: WorkerMessage) -> None:
     assert decode(encode(message)) == message
 
 
 @given(messages())
-def test_the_type_comes_first_for_the_preloaded_library(message: Message) -> None:
+def test_the_type_comes_first_for_the_preloaded_library(message: WorkerMessage) -> None:
     assert encode(message).startswith(b'{"type":"' + message.type.encode() + b'"')
 
 
 @given(messages(), st.dictionaries(short_text.map(lambda name: "x" + name), json_values, max_size=3))
-def test_unknown_fields_are_ignored(message: Message, extra: dict[str, Any]) -> None:
+def test_unknown_fields_are_ignored(message: WorkerMessage, extra: dict[str, Any]) -> None:
     assert decode(json.dumps(extra | json.loads(encode(message))).encode()) == message
 
 
@@ -106,7 +101,7 @@ def test_anything_else_is_an_error_in_a_sentence(data: bytes) -> None:
 
 
 @given(messages(), st.data())
-def test_a_field_of_a_wrong_type_is_named(message: Message, data: st.DataObject) -> None:
+def test_a_field_of_a_wrong_type_is_named(message: WorkerMessage, data: st.DataObject) -> None:
     content = json.loads(encode(message))
     name = data.draw(st.sampled_from([name for name in content if name != "type"]))
     content[name] = {"not": "this"}
@@ -115,7 +110,7 @@ def test_a_field_of_a_wrong_type_is_named(message: Message, data: st.DataObject)
 
 
 @given(messages(), st.data())
-def test_a_missing_field_is_named(message: Message, data: st.DataObject) -> None:
+def test_a_missing_field_is_named(message: WorkerMessage, data: st.DataObject) -> None:
     content = json.loads(encode(message))
     name = data.draw(st.sampled_from([name for name in content if name != "type"]))
     del content[name]

@@ -15,7 +15,7 @@ import pytest
 from transparent_proxies import Proxy
 
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
-from jitckpt.agent.proxies.exchange import Settings
+from jitckpt.agent.proxies.exchange import ExchangeSettings
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
 from jitckpt.wire import agents, proxy_messages
@@ -25,12 +25,14 @@ from jitckpt.wire.proxy_messages import Hello, decode, encode
 class Host:
     """An agent's proxies, and clients that connect to them. sent: what is on its way to other hosts."""
 
-    def __init__(self, ranks: dict[int, int], others: Any = None, exchange: Settings | None = None) -> None:
+    def __init__(
+        self, ranks: dict[int, int], others: Any = None, exchange: ExchangeSettings | None = None
+    ) -> None:
         self.control = ControlSocket()
         self.path = self.control.path
         self.log = EventLog()
         self.said: list[str] = []
-        self.sent: list[tuple[int, agents.Message, bytes]] = []
+        self.sent: list[tuple[int, agents.AgentMessage, bytes]] = []
         self.proxies = Proxies(
             self.control,
             ranks,
@@ -191,7 +193,7 @@ class Cable:
     def host_of(self, rank: int) -> int:
         return rank
 
-    def send(self, host: int, message: agents.Message, data: bytes = b"") -> None:
+    def send(self, host: int, message: agents.AgentMessage, data: bytes = b"") -> None:
         self._host.sent.append((host, message, data))
 
 
@@ -261,7 +263,7 @@ def test_a_rank_has_another_device_before_its_error_is_delivered(leads: bool, fr
         moved.append(rank)
         proxies[rank].failing = None
 
-    exchange = Settings(("0", "1") if free else ("0",), {}, move)
+    exchange = ExchangeSettings(("0", "1") if free else ("0",), {}, move)
     hosts = [
         Host({own: os.getsid(0)}, lambda host, own=own: Cable(own, host), exchange if own == rank else None)
         for own in (0, 1)

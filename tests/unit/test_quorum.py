@@ -7,7 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
 
-from jitckpt.decisions.quorum import HEARD, STORE, Past, may_go_on, missing
+from jitckpt.decisions.quorum import may_go_on, missing
+from jitckpt.wire.hosts import HEARD, STORE, Past
 
 NUMBERS = itertools.count()
 

@@ -13,7 +13,7 @@ from jitckpt.decisions.recovery import (
     TERMINATION_GRACE,
     Close,
     EndRanks,
-    Job,
+    KnownJob,
     LetEnd,
     OrderSave,
     Outcome,
@@ -59,14 +59,14 @@ class Simulation:
     ended_at: float | None = None
     due: list[tuple[float, int, str]] = field(default_factory=list)
 
-    def run(self) -> tuple[Outcome, Job]:
+    def run(self) -> tuple[Outcome, KnownJob]:
         self.ranks = [Rank(i, shard=i % self.shards, shards=self.shards) for i in range(len(self.behaviours))]
         for i, b in enumerate(self.behaviours):
             events = {"register": b.registers, "exit": b.exits, "raise": b.raises, "dies": b.dies}
             events["alarm"] = b.alarm
             self.due += [(time, i, what) for what, time in events.items() if time is not None]
         self.due += [(time, -1, "interrupt") for time in self.interrupts]
-        job = Job(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
+        job = KnownJob(tuple(self.ranks), self.now, DEADLINE, self.restarts_left)
         for _ in range(1000):
             job = replace(job, ranks=tuple(self.ranks), now=self.now)
             if job.whole_at is None and whole_steps(self.ranks):
@@ -118,7 +118,7 @@ class Simulation:
     def change(self, i: int, **fields: object) -> None:
         self.ranks[i] = replace(self.ranks[i], **fields)  # type: ignore[arg-type]
 
-    def advance(self, job: Job, until: float | None) -> Job:
+    def advance(self, job: KnownJob, until: float | None) -> KnownJob:
         self.due.sort()
         if self.due and (until is None or self.due[0][0] <= until):
             time, i, what = self.due.pop(0)
@@ -129,7 +129,7 @@ class Simulation:
         self.now = until
         return job
 
-    def happen(self, job: Job, i: int, what: str) -> Job:
+    def happen(self, job: KnownJob, i: int, what: str) -> KnownJob:
         if what == "interrupt":
             self.trouble_at = self.now if self.trouble_at is None else self.trouble_at
             return replace(job, interrupted=True, impatient=job.interrupted)
@@ -160,7 +160,7 @@ class Simulation:
             self.trouble_at = self.now
         return replace(job, alarmed=job.alarmed or alarm)
 
-    def check_that_nothing_is_lost(self, job: Job) -> None:
+    def check_that_nothing_is_lost(self, job: KnownJob) -> None:
         """Ranks may be ended only if a whole replica is saved, the deadline is over, or nobody can save."""
         deadline_over = job.save_ordered_at is not None and self.now >= job.save_ordered_at + DEADLINE
         assert (
@@ -235,8 +235,8 @@ def registered(rank: int, **fields: object) -> Rank:
     return replace(Rank(rank, registered=True, reachable=True), **fields)  # type: ignore[arg-type]
 
 
-def job(*ranks: Rank, **fields: object) -> Job:
-    return replace(Job(ranks, now=100.0, save_deadline=DEADLINE, restarts_left=1), **fields)  # type: ignore[arg-type]
+def job(*ranks: Rank, **fields: object) -> KnownJob:
+    return replace(KnownJob(ranks, now=100.0, save_deadline=DEADLINE, restarts_left=1), **fields)  # type: ignore[arg-type]
 
 
 KILLED = registered(1, exit_code=-9)
@@ -494,7 +494,7 @@ def test_nothing_is_done_again_once_the_training_is_over(
         Rank(rank, exit_code=code, registered=True, finished=done)
         for rank, (code, done) in enumerate(zip(exit_codes, finished, strict=True))
     )
-    job = Job(ranks, 0.0, DEADLINE, restarts_left=3, ending_since=0.0, local_state_written=True)
+    job = KnownJob(ranks, 0.0, DEADLINE, restarts_left=3, ending_since=0.0, local_state_written=True)
     assert decide(job) == Close(outcome)
 
 
@@ -569,25 +569,25 @@ def two_shards(*, replicas: int = 1, **first: object) -> tuple[Rank, ...]:
 
 def test_what_only_memory_has_is_not_saved_in_vain() -> None:
     """A lost shard has no replica, so saves of the others would be of no use."""
-    killed = Job(two_shards(exit_code=-9), 1.0, DEADLINE, 1)
+    killed = KnownJob(two_shards(exit_code=-9), 1.0, DEADLINE, 1)
     assert decide(killed) == OrderSave((1,))
     assert decide(replace(killed, in_memory=7)) == EndRanks(kill=(1,), terminate=())
 
 
 def test_an_alarm_may_be_that_of_a_shards_only_rank() -> None:
-    alarmed = Job(two_shards(), 1.0, DEADLINE, 1, alarmed=True)
+    alarmed = KnownJob(two_shards(), 1.0, DEADLINE, 1, alarmed=True)
     assert decide(alarmed) == OrderSave((0, 1))
     assert decide(replace(alarmed, in_memory=7)) == EndRanks(kill=(0, 1), terminate=())
 
 
 def test_replicas_save_the_newest_step_whatever_memory_has() -> None:
-    killed = Job(two_shards(replicas=2, exit_code=-9), 1.0, DEADLINE, 1, in_memory=7)
+    killed = KnownJob(two_shards(replicas=2, exit_code=-9), 1.0, DEADLINE, 1, in_memory=7)
     assert decide(killed) == OrderSave((1, 2, 3))
 
 
 def test_a_job_that_is_asked_to_end_saves_to_files() -> None:
     """Memory ends with the host."""
-    asked = Job(two_shards(), 1.0, DEADLINE, 1, interrupted=True, in_memory=7)
+    asked = KnownJob(two_shards(), 1.0, DEADLINE, 1, interrupted=True, in_memory=7)
     assert decide(asked) == OrderSave((0, 1))
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, remaking, shard
 from jitckpt.tiers.host_memory import GRADIENTS, READY
-from jitckpt.tiers.optimizer_step import Group, OptimizerStep, Stepped
+from jitckpt.tiers.optimizer_step import OptimizerStep, ParameterGroup, Stepped
 
 OPTIMIZERS: list[tuple[type[torch.optim.Optimizer], dict[str, Any]]] = [
     (torch.optim.SGD, {"lr": 0.1, "momentum": 0.9, "weight_decay": 0.01}),
@@ -89,7 +89,9 @@ class Training:
         ]
         options = {key: value for key, value in self.optimizer.param_groups[0].items() if key != "params"}
         elsewhere = [f"model.{n}" for n in range(len(self.parameters)) if n not in of_gradients]
-        made_by = OptimizerStep(type(self.optimizer).__name__, [Group(options, stepped)], elsewhere, sent)
+        made_by = OptimizerStep(
+            type(self.optimizer).__name__, [ParameterGroup(options, stepped)], elsewhere, sent
+        )
         cut = [bytes(data[begin : begin + shard.CHUNK]) for begin in range(0, len(data), shard.CHUNK)]
         index = shard.Index(
             identity=Identity("job", "fingerprint", agents.count, rank, rank, agents.count),

@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import DistError
 
-from jitckpt.decisions.quorum import Past
 from jitckpt.errors import HostsError
 from jitckpt.hosts import rendezvous
-from jitckpt.hosts.connections import Host
 from jitckpt.hosts.signed import Signature
+from jitckpt.wire.hosts import Host, Past
 
 NOBODYS = Signature("job")
 

@@ -12,8 +12,8 @@ import torch
 from torch import nn
 
 from jitckpt.bindings import behind_proxy
-from jitckpt.bindings.behind_proxy import Standing
-from jitckpt.bindings.interpose import Native, Progress
+from jitckpt.bindings.behind_proxy import DeviceStanding
+from jitckpt.bindings.interpose import Native, StepProgress
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.staging import Staging
 from jitckpt.errors import SaveError
@@ -31,7 +31,7 @@ from jitckpt.worker.saving.outside_changes import Replacement
 from jitckpt.worker.saving.saver import SaveFunction
 
 STEP = 3
-IN_BACKWARD = Progress(
+IN_BACKWARD = StepProgress(
     host_begun=STEP,
     host_ended=STEP,
     device_begun=STEP,
@@ -45,10 +45,10 @@ IN_BACKWARD = Progress(
 class Device:
     """comes: called between two looks at it, with the newest step that it has ended by then."""
 
-    def __init__(self, progress: Progress, comes: Callable[[int], object] = lambda step: None) -> None:
+    def __init__(self, progress: StepProgress, comes: Callable[[int], object] = lambda step: None) -> None:
         self._progress, self._comes = progress, comes
 
-    def progress(self) -> Progress:
+    def progress(self) -> StepProgress:
         self._comes(self._progress.device_ended)
         return self._progress
 
@@ -59,7 +59,7 @@ class Device:
 
 def step_to_save(
     tmp_path: Path,
-    progress: Progress,
+    progress: StepProgress,
     *,
     next_minibatch: bool,
     seen: int = 0,
@@ -144,7 +144,7 @@ def test_a_step_that_the_device_is_in_is_waited_for(tmp_path: Path) -> None:
 
 
 def test_behind_a_proxy_a_recovery_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    standings = [Standing.RECOVERS, Standing.RECOVERS, Standing.INTACT]
+    standings = [DeviceStanding.RECOVERS, DeviceStanding.RECOVERS, DeviceStanding.INTACT]
     monkeypatch.setattr(saver, "STUCK_SECONDS", 60.0)
     monkeypatch.setattr(behind_proxy, "standing", lambda: standings.pop(0))
     assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=True, deadline=math.inf) == (STEP, False)
@@ -154,7 +154,7 @@ def test_behind_a_proxy_a_recovery_is_waited_for(tmp_path: Path, monkeypatch: py
 def test_a_device_that_was_just_brought_back_is_not_saved(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    standings = [Standing.RECOVERS, Standing.LOST]
+    standings = [DeviceStanding.RECOVERS, DeviceStanding.LOST]
     monkeypatch.setattr(saver, "STUCK_SECONDS", 60.0)
     monkeypatch.setattr(behind_proxy, "standing", lambda: standings.pop(0))
     with pytest.raises(SaveError, match="brought back from a failure"):
@@ -183,10 +183,15 @@ class Alone:
     root: Path
     ring: int
     identity: Identity = field(default_factory=lambda: Identity("job", "", 2, 0, 0, 1))
-    said: list[protocol.Message] = field(default_factory=list)
+    said: list[protocol.WorkerMessage] = field(default_factory=list)
 
     def save(
-        self, progress: Progress, *, restored: int = 0, device: Device | None = None, deadline: float = 0.0
+        self,
+        progress: StepProgress,
+        *,
+        restored: int = 0,
+        device: Device | None = None,
+        deadline: float = 0.0,
     ) -> int:
         """Return what the library is told. restored: the step that the job went on from."""
         host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)

@@ -140,7 +140,7 @@ def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest
     optimizer = torch.optim.Adam(model.parameters())
     host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
     history = History(host)
-    reported: list[protocol.Message] = []
+    reported: list[protocol.WorkerMessage] = []
     warned: list[str] = []
     self_checker = checker.SelfChecker(
         model=model,

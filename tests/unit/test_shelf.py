@@ -10,7 +10,7 @@ import pytest
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.pages import PAGE
-from jitckpt.agent.migration.shelf import PAGES, DamagedSnapshot, Shelf, Size, Snapshot, images_of
+from jitckpt.agent.migration.shelf import PAGES, DamagedSnapshot, ProcessSnapshot, Shelf, Size, images_of
 from jitckpt.bindings import holes
 
 JOB: dict[str, Any] = {
@@ -51,7 +51,7 @@ def pass_over_newest(shelf: Shelf) -> None:
     shelf.pass_over(shelf.newest)
 
 
-def read(snapshot: Snapshot | None) -> tuple[int, str]:
+def read(snapshot: ProcessSnapshot | None) -> tuple[int, str]:
     """Return the step of a snapshot, and its pages' words."""
     assert snapshot is not None
     with images_of(snapshot) as (plan, folders):

@@ -10,7 +10,7 @@ import pytest
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import Shelf, Size
-from jitckpt.agent.migration.snapshots import Snapshots, contents, empty, fill
+from jitckpt.agent.migration.snapshots import ProcessSnapshots, contents, empty, fill
 from jitckpt.decisions.transparent import validation
 from jitckpt.events import EventLog
 from jitckpt.hosts.store_server import store_at
@@ -123,7 +123,7 @@ def test_a_snapshot_that_may_have_a_wrong_result_is_dropped(
     shelf, place = Shelf(tmp_path, {}), RestingPlace(2)
     write(shelf, 7)
     mover: Any = None  # which is not asked
-    snapshots = Snapshots(
+    snapshots = ProcessSnapshots(
         mover,
         [0, 1],
         shelf,

@@ -11,7 +11,7 @@ import torch
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import OFF, READY, SETTLED, SKIPPED
-from jitckpt.worker.saving.snapshots import Given, Snapshots
+from jitckpt.worker.saving.snapshots import SnapshotRule, Snapshots
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def made_of(memory: int) -> Snapshots:
     host: Any = SimpleNamespace(device=None)
     history: Any = None
     return Snapshots(
-        Given(memory),
+        SnapshotRule(memory),
         identity=Identity("job", "", 2, 0, 0, 2),
         timeline="first",
         host=host,

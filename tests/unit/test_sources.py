@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.decisions.sources import RATES, Kind, Plan, Source, confirmed, decide
+from jitckpt.decisions.sources import RATES, Kind, Source, SourcePlan, confirmed, decide
 
 RANKS = range(3)
 SOURCES = st.builds(
@@ -54,7 +54,7 @@ def test_all_hosts_that_know_the_same_decide_the_same(sources: list[Source]) -> 
     assert decide(RANKS, sources) == decide(RANKS, shuffled)
 
 
-def plan_of(sources: list[Source], failed: list[Source]) -> Plan:
+def plan_of(sources: list[Source], failed: list[Source]) -> SourcePlan:
     plan = decide([0, 1], sources, failed)
     assert plan is not None
     return plan

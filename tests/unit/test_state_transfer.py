@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from jitckpt.agent.proxies import state_transfer
 from jitckpt.agent.proxies.state_transfer import PIECE, Ready, Transfers
 from jitckpt.hosts import connections, link, visiting
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.proxy_messages import HostCopy, Replay
 from jitckpt.wire.visits import CopyPiece
 
@@ -90,7 +91,7 @@ def test_what_is_no_more_or_of_another_recovery_is_not_given(transfers: list[Tra
     assert "rank 0's state could not be fetched" in one_ready(transfers[1]).failed
     transfers[0].offer((0, 4), copy)
     transfers[1].begin(1, order_of(copy))
-    assert "There is a copy for recovery (0, 4), not for [0, 3]" in one_ready(transfers[1]).failed
+    assert "There is a copy for recovery (0, 4), not for (0, 3)" in one_ready(transfers[1]).failed
     with subprocess.Popen(["true"]) as ended:
         pass
     transfers[0].offer(RECOVERY, replace(copy, process=ended.pid))

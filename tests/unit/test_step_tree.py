@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.decisions.step_tree import FAN_OUT, Come, Place, children, merged, parent
+from jitckpt.decisions.step_tree import FAN_OUT, TreePlace, children, merged, parent
+from jitckpt.wire.agents import Come
 
 BITS = 40
 
@@ -30,14 +31,14 @@ def test_hosts_of_different_recoveries_have_not_come() -> None:
 
 def test_who_is_no_neighbour_is_not_listened_to() -> None:
     with pytest.raises(KeyError, match="host 5 is no neighbour of host 20"):
-        Place(20, 30, BITS).hear(5, Come())
+        TreePlace(20, 30, BITS).hear(5, Come())
 
 
 class Network:
     """Hosts whose ranks come to steps, and go back in recoveries; a pair's messages come in their order."""
 
     def __init__(self, hosts: int) -> None:
-        self.places = [Place(host, hosts, BITS) for host in range(hosts)]
+        self.places = [TreePlace(host, hosts, BITS) for host in range(hosts)]
         self.own = [Come() for _ in range(hosts)]
         self.links: dict[tuple[int, int], deque[Come]] = {}
         self.came: list[set[int]] = [{0} for _ in range(hosts)]  # what each host has ever come to
@@ -47,7 +48,7 @@ class Network:
         self.came[host].add(come.recovery_and_step)
         self.take(host, *self.places[host].here(come))
 
-    def take(self, host: int, place: Place, said: object) -> None:
+    def take(self, host: int, place: TreePlace, said: object) -> None:
         self.places[host] = place
         for other, come in said:  # type: ignore[attr-defined]
             self.links.setdefault((host, other), deque()).append(come)

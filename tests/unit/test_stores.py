@@ -22,11 +22,12 @@ from torch.distributed.elastic.rendezvous import (
 )
 from torch.distributed.launcher.api import LaunchConfig
 
-from jitckpt.decisions.quorum import STORE, Past, missing
+from jitckpt.decisions.quorum import missing
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts import connections, stores
-from jitckpt.hosts.connections import Host, Hosts
-from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, Place, StoreGone, is_closed, within
+from jitckpt.hosts.connections import Hosts
+from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, StoreGone, StorePlace, is_closed, within
+from jitckpt.wire.hosts import STORE, Host, Past
 
 HERE = "127.0.0.1"
 AGENTS: list[LastingRendezvous] = []  # of the test that runs
@@ -217,7 +218,7 @@ def test_who_is_told_where_the_others_are_gives_no_store(
     for met in lasts[1:]:
         met._lost.add(1)
     elsewhere = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
-    second._place = third._place = Place(HERE, 1)  # which is gone
+    second._place = third._place = StorePlace(HERE, 1)  # which is gone
     waiting = []
     for one, met in zip((second, third), lasts[1:], strict=True):
         one.failed(met, [], silent_are_dead=True)
@@ -450,9 +451,9 @@ def test_a_call_is_forgotten_once_it_is_given_up(monkeypatch: pytest.MonkeyPatch
 
 
 def test_only_who_is_refused_is_closed(free_port: int) -> None:
-    assert is_closed(Place(HERE, free_port))
+    assert is_closed(StorePlace(HERE, free_port))
     with connections.listen(HERE) as alive:
-        assert not is_closed(Place(HERE, alive.getsockname()[1]))
+        assert not is_closed(StorePlace(HERE, alive.getsockname()[1]))
 
 
 def test_no_more_stand_by_than_are_wanted(threads: ThreadPoolExecutor) -> None:

@@ -20,9 +20,10 @@ from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS, Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
-from jitckpt.hosts.connections import Arrived, Host, Lost, Unclear, heard
+from jitckpt.hosts.connections import Arrived, HostLost, Unclear, heard
 from jitckpt.saves.starts import Superseded
 from jitckpt.wire import agents, protocol
+from jitckpt.wire.hosts import Host
 
 # Nobody who acts on what is heard.
 NOBODY = Reports(
@@ -38,10 +39,10 @@ class TwoHosts:
 
     all, wake = (Host("a", 1, (0,), 0), Host("b", 1, (1,), 0)), -1
 
-    def __init__(self, said: Sequence[Arrived | Unclear | Lost], index: int = 0) -> None:
+    def __init__(self, said: Sequence[Arrived | Unclear | HostLost], index: int = 0) -> None:
         self.said, self.index = said, index
 
-    def take(self) -> Sequence[Arrived | Unclear | Lost]:
+    def take(self) -> Sequence[Arrived | Unclear | HostLost]:
         return self.said
 
     def name(self, host: int) -> str:
@@ -129,7 +130,7 @@ class SecondHost:
         )
         self.supervisor._job = replace(self.supervisor._job, in_memory=in_memory)
 
-    def hear(self, said: Arrived | Lost) -> None:
+    def hear(self, said: Arrived | HostLost) -> None:
         self.others.said = [said]
         self.supervisor._hear_hosts()
 
@@ -142,7 +143,7 @@ def second_host(request: pytest.FixtureRequest) -> Iterator[SecondHost]:
     os.close(host.supervisor._wake)
 
 
-FAILED = Arrived(0, agents.Alarm("nccl_error", "a collective of rank 1 failed", [1]))
+FAILED = Arrived(0, agents.HostAlarm("nccl_error", "a collective of rank 1 failed", [1]))
 LOST = "jitckpt: host 0 with rank 0 is lost: the connection has ended.\n"
 
 
@@ -154,7 +155,7 @@ def test_what_is_in_memory_is_told_if_it_was_decided_before_the_loss_of_the_firs
     second_host.hear(FAILED)
     second_host.supervisor._end((0, 1), ())
     assert capsys.readouterr().err == ""
-    second_host.hear(Lost(0, "the connection has ended"))
+    second_host.hear(HostLost(0, "the connection has ended"))
     told = "jitckpt: the state after step 7 is in memory; no file is needed.\n"
     assert capsys.readouterr().err == LOST + told
 
@@ -167,7 +168,7 @@ def test_who_saves_is_told_if_it_was_ordered_before_the_loss_of_the_first_host_w
     second_host.supervisor._order_save((1,))
     second_host.supervisor._change(1, save="ordered")
     assert capsys.readouterr().err == ""
-    second_host.hear(Lost(0, "the connection has ended"))
+    second_host.hear(HostLost(0, "the connection has ended"))
     assert capsys.readouterr().err == f"{LOST}jitckpt: rank 1 may take 60 s to save the state.\n"
 
 
@@ -178,7 +179,7 @@ def test_a_host_is_lost_also_once_its_ranks_have_failed(
     """What ends a host may end its ranks first; what it kept in memory is gone all the same."""
     second_host.hear(Arrived(0, agents.Ended(0, -9, "nothing")))
     second_host.supervisor._end((1,), ())
-    second_host.hear(Lost(0, "the connection has ended"))
+    second_host.hear(HostLost(0, "the connection has ended"))
     assert second_host.failed == [([0], "unhealthy", set()), ([0], "offline", {0})]
     assert second_host.supervisor.gone_hosts == {0}
     assert capsys.readouterr().err.startswith(LOST)
@@ -189,7 +190,7 @@ def test_a_host_whose_ranks_have_succeeded_is_not_lost(
     second_host: SecondHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second_host.hear(Arrived(0, agents.Ended(0, 0, "nothing")))
-    second_host.hear(Lost(0, "the connection has ended"))
+    second_host.hear(HostLost(0, "the connection has ended"))
     assert second_host.supervisor.gone_hosts == set()
     assert capsys.readouterr().err == ""
 
@@ -271,7 +272,7 @@ def test_what_was_said_to_the_host_in_whose_place_this_one_comes_ends_no_control
         save_deadline=60,
         restarts_left=1,
         hosts=hosts,
-        said_before=[Arrived(1, agents.Stopped(7)), Arrived(1, agents.Ended(1, 1, "nothing"))],
+        said_before=[Arrived(1, agents.ProcessStopped(7)), Arrived(1, agents.Ended(1, 1, "nothing"))],
     )
     supervisor.start()
     supervisor.stop(signal.SIGTERM)

@@ -12,7 +12,7 @@ from jitckpt.agent.migration import image_folder
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder
 from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.decisions.transparent.suspension import (
-    Refused,
+    CannotSuspend,
     Suspension,
     came_too_late,
     lacks_room,
@@ -21,12 +21,12 @@ from jitckpt.decisions.transparent.suspension import (
 from jitckpt.system import datagrams
 from jitckpt.system.job_socket import FILE_NAME, Caller, JobSocket, JobSocketError, ask
 from jitckpt.system.resting_place import Guest, RestingPlace
-from jitckpt.wire.commands import FROM_LAUNCHER, Resume
+from jitckpt.wire.commands import FROM_LAUNCHER, ResumeJob
 from jitckpt.wire.environment import REST
 
 
-def reason_of(asked: Suspension | Refused | int) -> str:
-    assert isinstance(asked, Refused)
+def reason_of(asked: Suspension | CannotSuspend | int) -> str:
+    assert isinstance(asked, CannotSuspend)
     return asked.reason
 
 
@@ -131,15 +131,15 @@ def test_a_launcher_is_asked_by_its_directory(tmp_path: Path) -> None:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    assert list(ask(tmp_path, Resume())) == [("Soon.", None), ("Done.", 0)]
+    assert list(ask(tmp_path, ResumeJob())) == [("Soon.", None), ("Done.", 0)]
     thread.join()
-    assert asked == [Resume()]
+    assert asked == [ResumeJob()]
     socket.close()
     assert not (tmp_path / FILE_NAME).exists()
     with pytest.raises(JobSocketError, match=r"There is no directory .*/nowhere\.$"):
         list(ask(tmp_path / "nowhere", Resume()))
     with pytest.raises(JobSocketError, match="started without --suspendable"):
-        next(ask(tmp_path, Resume()))
+        next(ask(tmp_path, ResumeJob()))
 
 
 @pytest.mark.parametrize(
@@ -165,7 +165,7 @@ def test_what_is_no_answer_of_a_launcher_is_refused(tmp_path: Path) -> None:
         caller = launcher.accept()
         assert caller is not None
         caller.connection.setblocking(True)
-        assert caller.asks() == Resume()
+        assert caller.asks() == ResumeJob()
         caller.connection.send(b'{"type": "told", "text": "Done.", "status": "0"}')
 
     thread = threading.Thread(target=serve)
@@ -173,7 +173,7 @@ def test_what_is_no_answer_of_a_launcher_is_refused(tmp_path: Path) -> None:
     with pytest.raises(
         JobSocketError, match=r"The job's launcher says what makes no sense: .* can't be '0'\.$"
     ):
-        next(ask(tmp_path, Resume()))
+        next(ask(tmp_path, ResumeJob()))
     thread.join()
     launcher.close()
 
@@ -182,7 +182,7 @@ def test_a_launcher_that_is_gone_is_said(tmp_path: Path) -> None:
     told = {"socket": "jitckpt-job-nobody", "host": "elsewhere", "process": 77}
     (tmp_path / FILE_NAME).write_text(json.dumps(told))
     with pytest.raises(JobSocketError, match=r"process 77, can't be reached.* It is on elsewhere"):
-        next(ask(tmp_path, Resume()))
+        next(ask(tmp_path, ResumeJob()))
     (tmp_path / FILE_NAME).write_text("{")
     with pytest.raises(JobSocketError, match="can't be read"):
-        next(ask(tmp_path, Resume()))
+        next(ask(tmp_path, ResumeJob()))

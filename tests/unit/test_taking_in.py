@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jitckpt.decisions import elastic
-from jitckpt.decisions.elastic import LASTING, MOST_DOUBLINGS, STEADY_SECONDS, Begun, next_look, pause
-from jitckpt.decisions.recovery import Close, Job, OrderSave, Outcome, Rank, can_take_in, decide
+from jitckpt.decisions.elastic import LASTING, MOST_DOUBLINGS, STEADY_SECONDS, StartBegun, next_look, pause
+from jitckpt.decisions.recovery import Close, KnownJob, OrderSave, Outcome, Rank, can_take_in, decide
 
 WAIT = 60.0
 HOSTS = 4
@@ -22,7 +22,7 @@ def test_a_host_that_comes_and_goes_makes_the_job_start_less_and_less_often(
     flaps: list[tuple[float, bool]],
 ) -> None:
     """Each time it is lost after a while, or is gone already as the others meet."""
-    starts, now = [Begun(0.0, HOSTS - 1)], 0.0
+    starts, now = [StartBegun(0.0, HOSTS - 1)], 0.0
     taken: list[float] = []
     short = 0
     for stays, comes in flaps:
@@ -31,10 +31,10 @@ def test_a_host_that_comes_and_goes_makes_the_job_start_less_and_less_often(
         assert at >= now + STEADY_SECONDS
         assert at >= starts[-1].at + WAIT * 2 ** min(short, MOST_DOUBLINGS)
         taken.append(at)
-        starts.append(Begun(at, HOSTS if comes else HOSTS - 1, took_in=True))
+        starts.append(StartBegun(at, HOSTS if comes else HOSTS - 1, took_in=True))
         now = at + stays
         if comes:
-            starts.append(Begun(now, HOSTS - 1))
+            starts.append(StartBegun(now, HOSTS - 1))
         short = short + 1 if not comes or stays < LASTING * WAIT else 0
     for before, after in pairwise(taken):
         assert after - before >= WAIT
@@ -47,7 +47,7 @@ def test_a_host_that_comes_and_goes_makes_the_job_start_less_and_less_often(
 def test_who_waits_is_taken_in_once_and_in_the_end(
     begun: list[tuple[float, int]], waiting: dict[str, float]
 ) -> None:
-    starts = [Begun(at, hosts) for at, hosts in sorted(begun)]
+    starts = [StartBegun(at, hosts) for at, hosts in sorted(begun)]
     at = next_look(starts, HOSTS, waiting, WAIT)
     if starts[-1].hosts == HOSTS or not waiting:
         assert at is None
@@ -59,13 +59,15 @@ def test_who_waits_is_taken_in_once_and_in_the_end(
 
 
 def test_a_start_that_lasted_ends_the_patience() -> None:
-    came_and_went = [Begun(0, 3), Begun(60, 4, took_in=True), Begun(61, 3)]
+    came_and_went = [StartBegun(0, 3), StartBegun(60, 4, took_in=True), StartBegun(61, 3)]
     assert pause(came_and_went, WAIT) == 2 * WAIT
-    again = Begun(200, 4, took_in=True)
-    assert pause([*came_and_went, again, Begun(201, 3)], WAIT) == 4 * WAIT
-    lasted = [*came_and_went, again, Begun(200 + LASTING * WAIT, 3)]
+    again = StartBegun(200, 4, took_in=True)
+    assert pause([*came_and_went, again, StartBegun(201, 3)], WAIT) == 4 * WAIT
+    lasted = [*came_and_went, again, StartBegun(200 + LASTING * WAIT, 3)]
     assert pause(lasted, WAIT) == WAIT
-    assert pause([Begun(0, 4), Begun(1, 3), Begun(2, 2)], WAIT) == WAIT, "hosts that were lost are no growth"
+    assert pause([StartBegun(0, 4), StartBegun(1, 3), StartBegun(2, 2)], WAIT) == WAIT, (
+        "hosts that were lost are no growth"
+    )
 
 
 @given(st.integers(1, 12), st.integers(1, 64), st.data())
@@ -77,8 +79,8 @@ def test_the_global_batch_stays_where_it_divides(of_each: int, everyone: int, da
     assert abs(part - 1) * of_each * everyone * 2 <= ranks, "no other number of micro-batches is nearer"
 
 
-def job(*ranks: Rank, **facts: Any) -> Job:
-    return Job(ranks, now=0.0, save_deadline=60.0, restarts_left=0, takes_in=True, is_free=True, **facts)
+def job(*ranks: Rank, **facts: Any) -> KnownJob:
+    return KnownJob(ranks, now=0.0, save_deadline=60.0, restarts_left=0, takes_in=True, is_free=True, **facts)
 
 
 def healthy(rank: int) -> Rank:

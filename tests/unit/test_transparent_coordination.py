@@ -10,18 +10,18 @@ from transparent_model import Rank, World
 
 from jitckpt.decisions.transparent.coordination import (
     MOST_ATTEMPTS,
-    Alarm,
     CarryOut,
     Coordinator,
-    Done,
     FromRank,
     GivenUp,
-    GiveUp,
-    Held,
+    GiveUpRecovery,
+    HoldRanks,
     Participant,
-    Rest,
-    Stop,
-    Stopped,
+    RankAlarmed,
+    RankDone,
+    RankHeld,
+    RankStopped,
+    RestRanks,
     ToRank,
     succeed,
 )
@@ -131,7 +131,7 @@ class Job:
 
     def deliver(self, sent: Sent) -> None:
         to, message = sent
-        if isinstance(message, Stop | Rest | CarryOut | GiveUp):
+        if isinstance(message, HoldRanks | RestRanks | CarryOut | GiveUpRecovery):
             before = self.living().get(to)
             if before is not None:
                 self.participants[to] = now = before.hear(message)
@@ -145,7 +145,7 @@ class Job:
 
     def is_news(self, sent: Sent) -> bool:
         to, message = sent
-        if isinstance(message, Stop | Rest | CarryOut | GiveUp):
+        if isinstance(message, HoldRanks | RestRanks | CarryOut | GiveUpRecovery):
             rank = self.living().get(to)
             return rank is not None and rank.hear(message) != rank
         receiver = self.coordinators[~to]
@@ -310,17 +310,17 @@ def test_any_history_ends(data: st.DataObject) -> None:
 
 def stopped(coordinator: Coordinator, failing: int = 0) -> Coordinator:
     """Let something fail, and all ranks report."""
-    coordinator = coordinator.hear(Alarm(failing, coordinator.recovery))
+    coordinator = coordinator.hear(RankAlarmed(failing, coordinator.recovery))
     coordinator = held(coordinator)
     for rank in coordinator.ranks:
-        coordinator = coordinator.hear(Stopped(rank, coordinator.recovery, Report(rank)))
+        coordinator = coordinator.hear(RankStopped(rank, coordinator.recovery, Report(rank)))
     return coordinator
 
 
 def held(coordinator: Coordinator) -> Coordinator:
     for rank in coordinator.ranks:
-        assert coordinator.says()[rank] == Stop(coordinator.recovery)
-        coordinator = coordinator.hear(Held(rank, coordinator.recovery))
+        assert coordinator.says()[rank] == HoldRanks(coordinator.recovery)
+        coordinator = coordinator.hear(RankHeld(rank, coordinator.recovery))
     return coordinator
 
 
@@ -330,48 +330,48 @@ def test_failures_that_come_again_and_again_are_given_up() -> None:
         coordinator = stopped(coordinator)
         assert coordinator.phase == "ordering"
         for rank in coordinator.ranks:
-            coordinator = coordinator.hear(Done(rank, coordinator.recovery))
+            coordinator = coordinator.hear(RankDone(rank, coordinator.recovery))
         assert coordinator.phase == "watching"
     coordinator = stopped(coordinator)
     assert coordinator.phase == "giving up"
     assert isinstance(coordinator.decided, FallBack)
     assert "10 recoveries in a row to the state after step 0 have failed" in coordinator.decided.reason
     said = coordinator.says()
-    assert {rank: type(message) for rank, message in said.items()} == {0: GiveUp, 1: GiveUp}
+    assert {rank: type(message) for rank, message in said.items()} == {0: GiveUpRecovery, 1: GiveUpRecovery}
 
 
 def test_steps_that_were_made_in_between_count() -> None:
     coordinator = stopped(Coordinator((0,)))
     assert coordinator.attempts == 1
-    coordinator = held(coordinator.hear(Alarm(0, coordinator.recovery)))
+    coordinator = held(coordinator.hear(RankAlarmed(0, coordinator.recovery)))
     later = Report(0, begun=1, ended=1, ready=1, kept_to=1, host_ended=1)
-    coordinator = coordinator.hear(Stopped(0, coordinator.recovery, later))
+    coordinator = coordinator.hear(RankStopped(0, coordinator.recovery, later))
     assert (coordinator.last_state, coordinator.attempts) == (1, 1)
 
 
 def test_a_rank_that_has_given_up_tells_the_next_coordinator() -> None:
     decided = FallBack(False, "no replica")
-    rank = Participant(0).hear(GiveUp((0, 3), decided))
+    rank = Participant(0).hear(GiveUpRecovery((0, 3), decided))
     new = succeed([0, 1], 1, restorable=False)
     rank = rank.hear(new.says()[0])
     message = rank.says()
     assert message == GivenUp(0, (1, 1), decided)
     assert message is not None
     new = new.hear(message)
-    assert new.says() == {1: GiveUp((1, 2), decided)}
+    assert new.says() == {1: GiveUpRecovery((1, 2), decided)}
     assert new.hear(GivenUp(1, (1, 2), decided)).over
 
 
 def test_an_older_coordinator_falls_silent() -> None:
-    old = Coordinator((0, 1)).hear(Alarm(0, (0, 0)))
-    assert old.says() == {0: Stop((0, 1)), 1: Stop((0, 1))}
-    rank = Participant(0).hear(Stop((1, 1))).held().hear(Rest((1, 1))).stopped(Report(0))
+    old = Coordinator((0, 1)).hear(RankAlarmed(0, (0, 0)))
+    assert old.says() == {0: HoldRanks((0, 1)), 1: HoldRanks((0, 1))}
+    rank = Participant(0).hear(HoldRanks((1, 1))).held().hear(RestRanks((1, 1))).stopped(Report(0))
     message = rank.says()
     assert message is not None
     old = old.hear(message)
     assert (old.phase, old.says(), old.over) == ("superseded", {}, True)
     assert old.lose(1, "its node does not answer") == old
-    assert rank.hear(Stop((0, 7))) == rank
+    assert rank.hear(HoldRanks((0, 7))) == rank
 
 
 def test_what_was_not_asked_for_is_refused() -> None:
@@ -381,13 +381,13 @@ def test_what_was_not_asked_for_is_refused() -> None:
     with pytest.raises(ValueError, match="Rank 0 is running, not resting"):
         rank.stopped(Report(0))
     rank = (
-        rank.hear(Stop((0, 1)))
+        rank.hear(HoldRanks((0, 1)))
         .held()
-        .hear(Rest((0, 1)))
+        .hear(RestRanks((0, 1)))
         .stopped(Report(0))
         .hear(CarryOut((0, 1), (Abort(),)))
     )
     with pytest.raises(ValueError, match="Rank 0 was not to"):
         rank.did(RestartServer())
     assert rank.order == Abort()
-    assert rank.did(rank.orders[0]).says() == Done(0, (0, 1))
+    assert rank.did(rank.orders[0]).says() == RankDone(0, (0, 1))

@@ -11,22 +11,22 @@ from hypothesis import strategies as st
 from transparent_model import LOG_END, Place, Rank, World, WrongOrderError
 
 from jitckpt.decisions.transparent.communicators import Communicator
-from jitckpt.decisions.transparent.decision import FallBack, Plan, decide
+from jitckpt.decisions.transparent.decision import FallBack, RecoveryPlan, decide
 from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
+    LetGoOn,
     LoadFromHost,
     MakeCommunicators,
     Order,
-    Replay,
     Reset,
     RestartServer,
     RestoreLocalState,
-    Resume,
+    RunLog,
     SaveToHost,
 )
-from jitckpt.decisions.transparent.report import Device, Failure, Report
+from jitckpt.decisions.transparent.report import Device, FailedCall, Report
 
 DEVICES: tuple[Device, ...] = ("healthy", "suspect", "lost")
 NONE: frozenset[int] = frozenset()
@@ -223,7 +223,9 @@ def test_without_the_step_barrier_stages_of_a_pipeline_may_have_no_state_in_comm
     assert check(ranks) is None
 
 
-def interrupted(ranks: Sequence[Rank], lost: Sequence[int], plan: Plan, choose: str) -> Iterator[World]:
+def interrupted(
+    ranks: Sequence[Rank], lost: Sequence[int], plan: RecoveryPlan, choose: str
+) -> Iterator[World]:
     """Yield the job after every single step of a recovery, where `lost` lose their devices all at once."""
     world = World([replace(rank) for rank in ranks])
     world.begin(plan.orders)
@@ -299,7 +301,7 @@ def orders(ranks: Sequence[Rank]) -> dict[int, tuple[Order, ...]]:
     world = check(ranks)
     assert world is not None
     plan = decide([rank.report() for rank in ranks])
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RecoveryPlan)
     return plan.orders
 
 
@@ -308,7 +310,7 @@ def two(first: Rank, second: Rank, shards: tuple[int, int] = (0, 0)) -> list[Ran
 
 
 MADE = MakeCommunicators(())
-AGAIN = (MADE, RestoreLocalState(1), Replay(1, LOG_END), Resume())
+AGAIN = (MADE, RestoreLocalState(1), RunLog(1, LOG_END), LetGoOn())
 STAYS = (Abort(), Reset(1), *AGAIN)
 GIVES = (Abort(), SaveToHost(1), Reset(1), *AGAIN)
 
@@ -327,8 +329,8 @@ def test_all_go_through_the_host_where_nobody_knows_which_server_is_at_fault() -
     for rank in ranks:
         rank.kept_from = 1
     plan = decide([rank.report() for rank in two(rank_at(1, "ready"), rank_at(2, "middle"))], False, False)
-    assert isinstance(plan, Plan)
-    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    assert isinstance(plan, RecoveryPlan)
+    after = (MADE, RestoreLocalState(2), RunLog(2, LOG_END), LetGoOn())
     renewed = (SaveToHost(2), RestartServer(), Reset(2))
     assert plan.orders[0] == (Abort(), FinishStep(2), *renewed, LoadFromHost(2, 0), *after)
     assert plan.orders[1] == (Abort(), *renewed, LoadFromHost(2, 1), *after)
@@ -341,13 +343,13 @@ def test_a_lost_device_takes_its_state_from_a_replica_and_what_is_its_own_from_t
 
 def test_a_failure_in_the_optimizer_step_takes_the_next_state() -> None:
     found = orders(two(rank_at(2, "middle"), rank_at(*IN_A_STEP, "lost")))
-    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    after = (MADE, RestoreLocalState(2), RunLog(2, LOG_END), LetGoOn())
     assert found[1] == (RestartServer(may_stay=True), Reset(2), LoadFromHost(2, 0), *after)
 
 
 def test_replicas_before_the_step_and_behind_it_are_brought_to_its_end() -> None:
     """What each has still to do of the step it does by itself: nobody runs a finished step again."""
-    after = (MADE, RestoreLocalState(2), Replay(2, LOG_END), Resume())
+    after = (MADE, RestoreLocalState(2), RunLog(2, LOG_END), LetGoOn())
     ready, ended = rank_at(1, "ready"), rank_at(2, "middle")
     assert orders(two(ready, ended))[0] == (Abort(), FinishStep(2), Reset(2), *after)
     through = (SaveToHost(2), RestartServer(), Reset(2), LoadFromHost(2, 0), *after)
@@ -434,25 +436,25 @@ def test_an_ended_worker_ends_the_transparent_recovery() -> None:
 
 
 def test_the_programs_own_error_is_delivered_the_second_time() -> None:
-    failure = Failure(40, "cudaErrorAssert")
+    failure = FailedCall(40, "cudaErrorAssert")
     failed = replace(rank_at(1, "middle", "lost"), failure=failure)
     first = orders(two(rank_at(1, "middle"), failed))
-    assert first[1][-2:] == (Replay(1, LOG_END), Resume())
+    assert first[1][-2:] == (RunLog(1, LOG_END), LetGoOn())
     again = orders(two(rank_at(1, "middle"), replace(failed, failure_before=failure)))
-    assert again[1][-3:] == (Replay(1, 40), DeliverError(failure), Resume())
+    assert again[1][-3:] == (RunLog(1, 40), DeliverError(failure), LetGoOn())
     assert again[0] == first[0]
     # Another call, or another error at the same one, is another failure.
-    for other in (Failure(41, "cudaErrorAssert"), Failure(40, "cudaErrorUnknown")):
+    for other in (FailedCall(41, "cudaErrorAssert"), FailedCall(40, "cudaErrorUnknown")):
         assert orders(two(rank_at(1, "middle"), replace(failed, failure_before=other))) == first
 
 
 def test_a_step_that_fails_again_is_not_made_by_the_recovery() -> None:
-    failure = Failure(90, "cudaErrorInvalidValue")
+    failure = FailedCall(90, "cudaErrorInvalidValue")
     failing = replace(rank_at(1, "ready"), failure=failure, failure_before=failure)
     plan = decide([rank.report() for rank in two(failing, rank_at(1, "ready"))])
-    assert isinstance(plan, Plan)
+    assert isinstance(plan, RecoveryPlan)
     assert plan.orders[0][:2] == (Abort(), Reset(1))
-    assert plan.orders[0][-2:] == (DeliverError(failure), Resume())
+    assert plan.orders[0][-2:] == (DeliverError(failure), LetGoOn())
     decided = decide([rank.report() for rank in two(failing, rank_at(2, "middle"))])
     assert isinstance(decided, FallBack)
     assert "rank 0 fails again before the end of step 2" in decided.reason

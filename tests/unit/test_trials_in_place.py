@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from jitckpt.faults.injection import TRANSPARENT_KINDS, parse_fault
 from jitckpt.rehearsal.runs import Run, ServerStrike
-from jitckpt.rehearsal.trials import Trial, Verdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
 from jitckpt.rehearsal.trials_in_place import (
     AHEAD,
     BEGUN_ANEW,
@@ -138,7 +138,7 @@ def test_a_failure_after_the_end_of_a_rank_came_too_late() -> None:
 
 
 def test_where_all_devices_of_a_shard_are_hit_the_job_may_begin_anew() -> None:
-    def of(held_by: str, *faults: str, restarts: int = 1) -> Verdict:
+    def of(held_by: str, *faults: str, restarts: int = 1) -> TrialVerdict:
         text = f"no device has the state after step 7 of shard 0 any more, held by ranks {held_by}; a further"
         given_up = event("recovery_given_up", 6.0, 0, text=f"A transparent recovery is impossible: {text}")
         anew = [event("restart", 7.0, 1), event("proxy_connected", 8.0, 1, rank=0, pid=12)][: 2 * restarts]
@@ -155,7 +155,7 @@ def test_where_all_devices_of_a_shard_are_hit_the_job_may_begin_anew() -> None:
 
 
 def test_a_job_that_begins_anew_may_be_hit_before_all_its_ranks_are_there() -> None:
-    def of(second: str) -> Verdict:
+    def of(second: str) -> TrialVerdict:
         text = "no device has the state after step 7 of shard 0 any more, held by ranks 0, 1; a further"
         events = (
             *IN_PLACE.events[:8],

@@ -13,17 +13,17 @@ from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
+    LetGoOn,
     LoadFromHost,
     MakeCommunicators,
     Order,
-    Replay,
     Reset,
     RestartServer,
     RestoreLocalState,
-    Resume,
+    RunLog,
     SaveToHost,
 )
-from jitckpt.decisions.transparent.report import Device, Failure, Report
+from jitckpt.decisions.transparent.report import Device, FailedCall, Report
 from jitckpt.wire.communicators import Membership
 
 Place = Literal["begin", "middle", "ready", "step"]  # of a minibatch
@@ -64,8 +64,8 @@ class Rank:
     right: bool = True
     host_ended: int = 0
     log_end: int = LOG_END
-    failure: Failure | None = None
-    failure_before: Failure | None = None
+    failure: FailedCall | None = None
+    failure_before: FailedCall | None = None
     got_error: bool = False
     resumed: bool = False
     tables: tuple[Communicator, ...] = ()
@@ -142,7 +142,7 @@ class Rank:
                 require(self.kept_from <= state <= self.kept_to, "the host lacks that rank-local state")
                 require(self.device == "healthy" and self.ended == state, "not reset to that state")
                 self.local = state
-            case Replay(state, end):
+            case RunLog(state, end):
                 require(
                     self.state == self.local == state == self.ended, "the replay starts from another state"
                 )
@@ -155,7 +155,7 @@ class Rank:
                     failure == self.failure == self.failure_before, "the application gets another's error"
                 )
                 self.got_error = True
-            case Resume():
+            case LetGoOn():
                 require(self.right, "the application would go on with a wrong state")
                 require(self.communicators_of == recovery, "the application has no communicator")
                 self.resumed, self.host_copies = True, frozenset()
@@ -246,7 +246,7 @@ class World:
                 require(self.ranks[of].shard == self.ranks[rank].shard, "another shard's state")
                 # Whatever has become of the other's device, what its host has can be read.
                 return self.recovery[rank] == self.recovery[of] and self._has_saved(of, state)
-            case Replay():
+            case RunLog():
                 # It may hold collectives of all ranks.
                 return all(self._meets(rank, other) and self._has_met(other) for other in self.ranks)
         return True

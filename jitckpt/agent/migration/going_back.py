@@ -10,7 +10,7 @@ from typing import Any
 
 from jitckpt.agent.migration import looked_at, snapshots
 from jitckpt.agent.migration.move import ATTEMPTS, LIMIT, end_what_is_left, inherited_outputs, lifeline_of
-from jitckpt.agent.migration.shelf import DamagedSnapshot, Snapshot, images_of
+from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, images_of
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
 from jitckpt.agent.processes import children
@@ -25,6 +25,8 @@ from jitckpt.ring import local_state
 from jitckpt.system import network_lock, process_tree
 from jitckpt.system.resting_place import RestingPlace
 from jitckpt.wire import environment
+from jitckpt.wire.checked import ProtocolError, part_of
+from jitckpt.wire.moves import DumpedRank
 
 FREE_SECONDS = 10.0  # in which the numbers of those that were ended become free
 
@@ -37,17 +39,17 @@ class NotMadeAgain(JitckptError):
 class _Rank:
     """ends: our sockets to it, by name."""
 
-    plan: Mapping[str, Any]
+    dumped: DumpedRank
     ring: int
     ends: dict[str, socket.socket] = field(default_factory=dict)
 
     @property
     def rank(self) -> int:
-        return int(self.plan["rank"])
+        return self.dumped.rank
 
     @property
     def pid(self) -> int:
-        return int(self.plan["pids"][0])
+        return self.dumped.pid
 
 
 @dataclass(frozen=True)
@@ -78,9 +80,9 @@ class MadeAgain:
         """Have all go on once they are watched."""
         for one in self.ranks:
             proxies.adopt(one.rank, one.ends["control"])
-            for name, process, ended in one.plan["askers"]:
-                proxies.servers.adopt(one.rank, one.ends[name], process, dict(map(tuple, ended)))
-            for name, said in one.plan["conversations"].items():
+            for name, process, ended in one.dumped.askers:
+                proxies.servers.adopt(one.rank, one.ends[name], process, dict(ended))
+            for name, said in one.dumped.conversations.items():
                 self.relay.take_over(one.ends[name], bytes.fromhex(said))
                 self.relay.go_on([one.ends[name]])
         proxies.go_on_from(self.plan["rest"])
@@ -93,7 +95,7 @@ class MadeAgain:
 
 
 def made_again(
-    found: Criu, snapshot: Snapshot, store: tuple[str, int], fired: Sequence[str], mark: str
+    found: Criu, snapshot: ProcessSnapshot, store: tuple[str, int], fired: Sequence[str], mark: str
 ) -> MadeAgain:
     """Make all processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own.
 
@@ -102,9 +104,10 @@ def made_again(
     with contextlib.ExitStack() as images, contextlib.ExitStack() as undo:
         try:
             plan, folders = images.enter_context(images_of(snapshot))
-        except DamagedSnapshot as error:
+            told = [part_of(DumpedRank, one, "rank of a snapshot") for one in plan["ranks"]]
+        except (DamagedSnapshot, ProtocolError) as error:
             raise NotMadeAgain(str(error)) from error
-        ranks = [_Rank(one, local_state.create()) for one in plan["ranks"]]
+        ranks = [_Rank(one, local_state.create()) for one in told]
         undo.callback(_undo, ranks)
         try:
             _wait_until_free([number for folder in folders.values() for number in criu.numbers(folder)])
@@ -133,7 +136,7 @@ def made_again(
 
 def _undo(ranks: Sequence[_Rank]) -> None:
     for one in ranks:
-        end_what_is_left(one.plan["pids"])
+        end_what_is_left(one.dumped.pids)
         children.waited_for(one.pid)
         for end in one.ends.values():
             end.close()
@@ -154,10 +157,10 @@ def _wait_until_free(numbers: Sequence[int]) -> None:
 
 def _make_again(found: Criu, images: int, one: _Rank, shared: Mapping[str, int], mark: str) -> None:
     """Make a rank's processes again. Raises CriuError or OSError; then some of them may be left."""
-    plan = one.plan
-    for folder in plan["folders"]:
+    dumped = one.dumped
+    for folder in dumped.folders:
         os.makedirs(folder, exist_ok=True)
-    for path, size in plan["files"].items():
+    for path, size in dumped.files.items():
         if os.stat(path).st_size > size:  # what was written since then is written again
             os.truncate(path, size)
     memory = {"jitckpt-local-state": one.ring, **shared}
@@ -167,20 +170,20 @@ def _make_again(found: Criu, images: int, one: _Rank, shared: Mapping[str, int],
     try:
         for attempt in range(1, ATTEMPTS + 1):
             with contextlib.ExitStack() as stack:
-                inherit = list(inherited_outputs(plan["outputs"], stack))
-                inherit += [(memory[name], f"/memfd:{name}") for name in plan["memory"] if name in memory]
-                for inode, kind, name in plan["sockets"]:
+                inherit = list(inherited_outputs(dumped.outputs, stack))
+                inherit += [(memory[name], f"/memfd:{name}") for name in dumped.memory if name in memory]
+                for inode, kind, name in dumped.sockets:
                     one.ends[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
                     stack.callback(theirs.close)
                     inherit.append((theirs.fileno(), f"socket:[{inode}]"))
-                    for data in plan["said"][name]:
+                    for data in dumped.said.get(name, []):
                         theirs.send(bytes.fromhex(data))
                 limit = LIMIT + size / SLOWEST_DISK
                 try:
                     criu.restore(found, Options(images, limit, inherit=inherit, variables=variables))
                     return
                 except CriuError:
-                    end_what_is_left(plan["pids"])
+                    end_what_is_left(dumped.pids)
                     if attempt == ATTEMPTS:
                         raise
     finally:

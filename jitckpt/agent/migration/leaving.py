@@ -9,13 +9,13 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, drained, reap
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.proxies.state_transfer import checksum
-from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
+from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
@@ -23,13 +23,27 @@ from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
-from jitckpt.hosts import link
+from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.standbys import Standby
+from jitckpt.hosts.visiting import RefusedError
 from jitckpt.system import network_lock
 from jitckpt.wire import agents
 from jitckpt.wire.agents import ProxyOrder
+from jitckpt.wire.checked import Kind
+from jitckpt.wire.moves import (
+    DumpedRank,
+    HandOver,
+    ImageFile,
+    ImagePiece,
+    JobFacts,
+    Move,
+    RanksRestored,
+    Taken,
+    Unheard,
+    Whole,
+)
 
 PIECE = 4 << 20  # bytes
 ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
@@ -60,17 +74,14 @@ class Departure:
         say: Callable[[str], None],
         *,
         standbys: Callable[[], list[Standby]],
-        facts: Mapping[str, Any],
+        facts: JobFacts,
         barrier: StepBarrier | None,
         messenger: Messenger | None,
         secret: bytes,
     ) -> None:
-        """standbys: who stands by now. secret: that the user gave to all hosts.
-
-        facts: what the other host's agent needs to know of the job.
-        """
+        """standbys: who stands by now. secret: that the user gave to all hosts."""
         self._mover, self._hosts, self._log, self._say = mover, hosts, log, say
-        self._standbys, self._facts, self._secret = standbys, dict(facts), secret
+        self._standbys, self._facts, self._secret = standbys, facts, secret
         self._barrier, self._messenger = barrier, messenger
         self._handed_over = False
 
@@ -125,59 +136,62 @@ class Departure:
         self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes], dump_seconds: float
     ) -> tuple[int, str]:
         """Return the bytes that were sent, and to whom: the first that can be reached."""
-        plan = {
-            **self._facts,
-            "index": self._hosts.index,
-            "hosts": [asdict(replace(host, pasts=())) for host in self._hosts.all],
-            "secret": self._hosts.secret.hex(),
-            "relay": self._mover.relay.name,
-            "clock": time.monotonic(),
-            "ranks": [self._plan_of(one) for one in dumped],
-        }
+        move = Move(
+            self._facts,
+            self._hosts.index,
+            [replace(host, pasts=()) for host in self._hosts.all],
+            self._hosts.secret.hex(),
+            self._mover.relay.name,
+            time.monotonic(),
+            [self._told_of(one) for one in dumped],
+        )
         begun = time.monotonic()
-        sent = self._hosts.start(self._send(plan, dumped))
-        standby, reader, writer, size, answer = sent.result(ANSWER_SECONDS)
-        restore, port = answer["restore"], answer["port"]
-        transfer = time.monotonic() - begun - restore
+        sent = self._hosts.start(self._send(move, dumped))
+        standby, reader, writer, size, restored = sent.result(ANSWER_SECONDS)
+        transfer = time.monotonic() - begun - restored.seconds
         own = self._hosts.all[self._hosts.index]
         self._handed_over = True  # from here on the others expect that one, and no other
-        if not self._hosts.hand_over(replace(own, address=standby.address, port=port), HEARING_SECONDS):
+        if not self._hosts.hand_over(
+            replace(own, address=standby.address, port=restored.port), HEARING_SECONDS
+        ):
             raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
         said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
         said += [one for one in self._hosts.take() if isinstance(one, Arrived)]
         known = None if self._messenger is None else self._messenger.known
-        last = {
-            "barrier": "" if self._barrier is None else self._barrier.content.hex(),
-            "place": None if known is None else asdict(known),
-            "said": [[one.host, agents.encode(one.message), one.data.hex()] for one in said],
-            "took": {"size": size, "dump": dump_seconds, "transfer": transfer, "restore": restore},
-        }
-        self._hosts.start(self._finish(reader, writer, last)).result(ANSWER_SECONDS)
+        hand_over = HandOver(
+            "" if self._barrier is None else self._barrier.content.hex(),
+            None if known is None else told_of(known),
+            [Unheard(one.host, agents.encode(one.message), one.data.hex()) for one in said],
+            size,
+            dump_seconds,
+            transfer,
+            restored.seconds,
+        )
+        self._hosts.start(self._finish(reader, writer, hand_over)).result(ANSWER_SECONDS)
         return size, standby.address
 
-    def _plan_of(self, one: _Dumped) -> dict[str, Any]:
+    def _told_of(self, one: _Dumped) -> DumpedRank:
         sockets = {**self._mover.sockets(one.rank), **one.stores}
         said = {name: drained(end) for name, end in sockets.items()}
         if any(message.files for messages in said.values() for message in messages):
             raise MoveError(f"Rank {one.rank} was just asking for a server.")
         names = {end.fileno(): name for name, end in sockets.items()}
-        return {
-            "rank": one.rank,
-            "pids": list(one.pids),
-            "sockets": [[end.inode, end.kind, end.name] for end in one.what.sockets],
-            "outputs": list(one.what.outputs),
-            "memory": list(one.what.memory),
-            "folders": list(one.what.folders),
-            "said": {name: [message.data.hex() for message in messages] for name, messages in said.items()},
-            "conversations": {
+        return DumpedRank(
+            rank=one.rank,
+            pids=tuple(one.pids),
+            sockets=tuple((end.inode, end.kind, end.name) for end in one.what.sockets),
+            outputs=one.what.outputs,
+            memory=one.what.memory,
+            folders=one.what.folders,
+            said={name: [message.data.hex() for message in messages] for name, messages in said.items()},
+            conversations={
                 name: self._mover.relay.conversations([end])[0].hex() for name, end in one.stores.items()
             },
-            "askers": [
-                [names[end.fileno()], process, list(ended.items())]
+            askers=tuple(
+                (names[end.fileno()], process, tuple(ended.items()))
                 for end, process, ended in self._mover.proxies.servers.ended(one.rank)
-            ],
-            "ring": os.fstat(self._mover.worker(one.rank).ring_fd).st_size,
-        }
+            ),
+        )
 
     async def _connected(self) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the first host that stands by and can be reached: of some nothing but the word is left."""
@@ -192,9 +206,11 @@ class Departure:
                 reasons.append(f"{standby.address}: {str(error) or 'no answer'}")
         raise LinkError(f"No host that stands by can be reached ({'; '.join(reasons)}).")
 
-    async def _send(self, plan: Mapping[str, Any], dumped: Sequence[_Dumped]) -> Any:
+    async def _send(
+        self, move: Move, dumped: Sequence[_Dumped]
+    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter, int, RanksRestored]:
         standby, reader, writer = await self._connected()
-        writer.write(link.encode({"plan": plan}))
+        writer.write(visiting.encode(move))
         size = 0
         for one in dumped:
             files = {
@@ -204,33 +220,38 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await _send_file(writer, {"rank": one.rank, "image": name}, file)
+                    size += await _send_file(writer, one.rank, name, file)
             finally:
                 for file in files.values():
                     os.close(file)
-            size += await _send_file(
-                writer, {"rank": one.rank, "ring": True}, self._mover.worker(one.rank).ring_fd
-            )
-        writer.write(link.encode({"whole": True}))
+            size += await _send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd)
+        writer.write(visiting.encode(Whole()))
         await writer.drain()
-        header, _ = await link.receive(reader)
-        if not {"port", "restore"} <= header.keys():
-            raise LinkError(f"The host that stands by says: {header.get('error')}")
-        return standby, reader, writer, size, header
+        return standby, reader, writer, size, await _answer(reader, RanksRestored)
 
-    async def _finish(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: Any) -> None:
-        writer.write(link.encode({"last": last}))
+    async def _finish(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: HandOver
+    ) -> None:
+        writer.write(visiting.encode(last))
         await writer.drain()
-        header, _ = await link.receive(reader)
-        writer.close()
-        if "taken" not in header:
-            raise LinkError(f"The host that stood by says: {header.get('error')}")
+        try:
+            await _answer(reader, Taken)
+        finally:
+            writer.close()
 
 
-async def _send_file(writer: asyncio.StreamWriter, header: Mapping[str, Any], file: int) -> int:
+async def _answer(reader: asyncio.StreamReader, kind: type[Kind]) -> Kind:
+    who = "The host that stands by"
+    try:
+        return (await visiting.answer(reader, who, ANSWER_SECONDS, kind))[0]
+    except RefusedError as error:
+        raise LinkError(f"{who} says: {error}") from error
+
+
+async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: int) -> int:
     """Send what is written of a file; return how much that was."""
     size, at, sent = os.fstat(file).st_size, 0, 0
-    writer.write(link.encode({**header, "size": size}))
+    writer.write(visiting.encode(ImageFile(rank, image, size)))
     while at < size:
         try:
             at = os.lseek(file, at, os.SEEK_DATA)
@@ -238,7 +259,7 @@ async def _send_file(writer: asyncio.StreamWriter, header: Mapping[str, Any], fi
             break
         end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
         data = os.pread(file, end - at, at)
-        writer.write(link.encode({**header, "at": at, "sum": checksum(data)}, data))
+        writer.write(visiting.encode(ImagePiece(rank, image, at, checksum(data)), data))
         await writer.drain()
         at, sent = at + len(data), sent + len(data)
     return sent

@@ -9,7 +9,7 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from jitckpt.decisions.belongings import ESTABLISHED, LISTENS, OpenFile, Process, Socket
+from jitckpt.decisions.belongings import ESTABLISHED, LISTENS, CarriedProcess, OpenFile, Socket
 from jitckpt.system import process_tree
 
 # From linux/sock_diag.h and linux/unix_diag.h.
@@ -27,7 +27,7 @@ _BLOCK = 512  # bytes, of st_blocks
 _STATES = {1: ESTABLISHED, 10: LISTENS}  # as the kernel numbers those of TCP, and of all sockets
 
 
-def tree(root: int) -> list[Process]:
+def tree(root: int) -> list[CarriedProcess]:
     """Return a process and all below it, the first one first. Raises OSError if it has ended."""
     found = [_process(root)]
     for pid in sorted(process_tree.below(process_tree.everybody(), [root]) - {root}):
@@ -107,14 +107,14 @@ def sockets_of(pid: int) -> set[int]:
         return set()
 
 
-def _process(pid: int) -> Process:
+def _process(pid: int) -> CarriedProcess:
     folder = Path(f"/proc/{pid}")
     status = (folder / "status").read_text(errors="replace")
     tracer = re.search(r"^TracerPid:\t(\d+)", status, re.MULTILINE)
     written = re.findall(r"^Rss(?:Anon|Shmem):\s+(\d+) kB", status, re.MULTILINE)
     lines = (folder / "maps").read_text(errors="replace").splitlines()
     mapped = frozenset(line.split(None, 5)[5] for line in lines if len(line.split(None, 5)) == 6)
-    return Process(
+    return CarriedProcess(
         pid,
         (folder / "comm").read_text(errors="replace").strip(),
         tuple(_files(pid)),

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from jitckpt.agent.migration import looked_at
-from jitckpt.agent.migration.shelf import DamagedSnapshot, Snapshot, left, told_of
+from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, left, told_of
 from jitckpt.bindings import criu
 from jitckpt.decisions.transparent.whose import begin_of_largest_gap
 from jitckpt.system import process_tree
@@ -55,7 +55,7 @@ def where_to_count_from(directory: Path) -> int | None:
     return None
 
 
-def _numbers(snapshot: Snapshot) -> list[int]:
+def _numbers(snapshot: ProcessSnapshot) -> list[int]:
     found = []
     for folder in snapshot.path.glob("rank-*"):
         file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)

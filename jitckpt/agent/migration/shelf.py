@@ -42,7 +42,7 @@ class DamagedSnapshot(JitckptError):
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class ProcessSnapshot:
     """A whole one."""
 
     path: Path
@@ -58,11 +58,11 @@ class Size:
     disk: int
 
 
-def left(directory: Path) -> list[Snapshot]:
+def left(directory: Path) -> list[ProcessSnapshot]:
     """Return those that have their names, as a launcher has left them, the oldest first."""
     found = ((path, path.name.removeprefix(PREFIX)) for path in directory.glob(f"{PREFIX}*"))
     return sorted(
-        (Snapshot(path, int(step)) for path, step in found if step.isdigit()), key=lambda one: one.step
+        (ProcessSnapshot(path, int(step)) for path, step in found if step.isdigit()), key=lambda one: one.step
     )
 
 
@@ -79,8 +79,8 @@ class Shelf:
         self._thread: threading.Thread | None = None
         self._comes = 0
         self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
-        self._whole: list[Snapshot] = []  # the oldest first
-        self._refused: list[tuple[Snapshot, str]] = []
+        self._whole: list[ProcessSnapshot] = []  # the oldest first
+        self._refused: list[tuple[ProcessSnapshot, str]] = []
         self._pages = Pages(directory / PAGES)
         self._sort_out()
         self._remove_unfinished()
@@ -105,12 +105,12 @@ class Shelf:
                     self.mark = plan["mark"]
 
     @property
-    def refused(self) -> list[tuple[Snapshot, str]]:
+    def refused(self) -> list[tuple[ProcessSnapshot, str]]:
         """Those that were there and are not this job's, or damaged, each with a sentence."""
         return list(self._refused)
 
     @property
-    def newest(self) -> Snapshot | None:
+    def newest(self) -> ProcessSnapshot | None:
         """The newest that is whole."""
         with self._lock:
             return self._whole[-1] if self._whole else None
@@ -146,7 +146,7 @@ class Shelf:
                 with self._lock:
                     before = self._whole[1 - KEPT :] if draft.in_memory else []
                     before = [one for one in before if one.step != draft.step]
-                    self._whole = [*before, Snapshot(path, draft.step)]
+                    self._whole = [*before, ProcessSnapshot(path, draft.step)]
                     kept = [one.path for one in self._whole]
                 self._remove(keep=kept)
                 self._pages.keep(self._indexes())
@@ -177,7 +177,7 @@ class Shelf:
         if self._thread is not None:
             self._thread.join()
 
-    def pass_over(self, snapshot: Snapshot) -> None:
+    def pass_over(self, snapshot: ProcessSnapshot) -> None:
         """It is of no use now: it stays until there is a newer one."""
         with self._lock:
             self._whole.remove(snapshot)
@@ -275,7 +275,7 @@ class Draft:
         shutil.rmtree(self.path, ignore_errors=True)
 
 
-def told_of(snapshot: Snapshot) -> dict[str, Any]:
+def told_of(snapshot: ProcessSnapshot) -> dict[str, Any]:
     """Return the plan of a snapshot, which is as it was written. Raises DamagedSnapshot."""
     try:
         told = json.loads((snapshot.path / PLAN).read_text())
@@ -289,7 +289,7 @@ def told_of(snapshot: Snapshot) -> dict[str, Any]:
 
 
 @contextlib.contextmanager
-def images_of(snapshot: Snapshot) -> Iterator[tuple[dict[str, Any], dict[int, int]]]:
+def images_of(snapshot: ProcessSnapshot) -> Iterator[tuple[dict[str, Any], dict[int, int]]]:
     """Give the plan of a snapshot, and of each rank a descriptor of the folder of its images.
 
     All bytes are as they were written. Raises DamagedSnapshot.
@@ -310,7 +310,7 @@ def images_of(snapshot: Snapshot) -> Iterator[tuple[dict[str, Any], dict[int, in
 
 
 def _images(
-    snapshot: Snapshot,
+    snapshot: ProcessSnapshot,
     rank: int,
     digests: Mapping[str, str],
     within: Path | None,

@@ -11,6 +11,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
 from typing import Any
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
@@ -26,17 +27,18 @@ from jitckpt.bindings.criu import CriuError
 from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension, validation
-from jitckpt.decisions.transparent.suspension import Refused
+from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
 from jitckpt.system.resting_place import RestingPlace
+from jitckpt.wire.moves import DumpedRank
 
 ROOM = 2.5  # times the images, that are free where they are written to memory first
 DUMPS = 4  # of a rank, of which one has to come between two words that it says
 PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a minibatch is known to be valid
 
 
-class Snapshots:
+class ProcessSnapshots:
     """Of one start of the ranks, all on this host."""
 
     def __init__(
@@ -169,7 +171,7 @@ class Snapshots:
         reason = self._why_not()
         for _ in range(0 if reason else TRIES):
             step = suspension.meeting(self._place.steps)
-            if isinstance(step, Refused):
+            if isinstance(step, CannotSuspend):
                 reason = step.reason
                 break
             self._place.want(step)
@@ -232,12 +234,12 @@ class Snapshots:
             "store": {key.hex(): value.hex() for key, value in kept.items()},
             "barrier": "" if self._barrier is None else self._barrier.content.hex(),
             "steps": self._place.steps,
-            "ranks": told,
+            "ranks": [asdict(one) for one in told],
         }
 
     def _dump_one(
         self, draft: Draft, rank: int, what: Carried, stores: Mapping[str, socket.socket]
-    ) -> dict[str, Any]:
+    ) -> DumpedRank:
         """Dump a rank so that nothing it has said or written is both in its image and not, or neither."""
         mover, folder = self._mover, draft.of(rank)
         worker = mover.worker(rank)
@@ -259,23 +261,21 @@ class Snapshots:
             raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
         said, files = before
         names = {end.fileno(): name for name, end in mover.sockets(rank).items()}
-        return {
-            "rank": rank,
-            "pids": mover.pids(rank, folder),
-            "sockets": [[end.inode, end.kind, end.name] for end in what.sockets],
-            "outputs": list(what.outputs),
-            "memory": list(what.memory),
-            "folders": list(what.folders),
-            "said": {name: [data.hex() for data in messages] for name, messages in said.items()},
-            "conversations": {
-                name: mover.relay.conversations([end])[0].hex() for name, end in stores.items()
-            },
-            "askers": [
-                [names[end.fileno()], process, list(ended.items())]
+        return DumpedRank(
+            rank=rank,
+            pids=tuple(mover.pids(rank, folder)),
+            sockets=tuple((end.inode, end.kind, end.name) for end in what.sockets),
+            outputs=what.outputs,
+            memory=what.memory,
+            folders=what.folders,
+            said={name: [data.hex() for data in messages] for name, messages in said.items()},
+            conversations={name: mover.relay.conversations([end])[0].hex() for name, end in stores.items()},
+            askers=tuple(
+                (names[end.fileno()], process, tuple(ended.items()))
                 for end, process, ended in mover.proxies.servers.ended(rank)
-            ],
-            "files": files,
-        }
+            ),
+            files=files,
+        )
 
     def _outside(
         self, pid: int, sockets: Mapping[str, socket.socket]

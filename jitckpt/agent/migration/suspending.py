@@ -26,13 +26,13 @@ from jitckpt.bindings.criu import CriuError
 from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension
-from jitckpt.decisions.transparent.suspension import Refused
+from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
 from jitckpt.system.job_socket import Caller, JobSocket
 from jitckpt.system.resting_place import RestingPlace
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.commands import Resume, Suspend
+from jitckpt.wire.commands import ResumeJob, Suspend
 
 LOOK_SECONDS = 0.2  # between two looks whether the job was told to end while it is suspended
 SLOWEST_DISK = 20e6  # bytes a second
@@ -163,7 +163,7 @@ class Suspending:
         match asked:
             case Suspend(to):
                 self._suspend(caller, Path(to) if to else self._directory)
-            case Resume():
+            case ResumeJob():
                 self._resume(caller)
             case None:
                 self._drop(caller)
@@ -171,12 +171,12 @@ class Suspending:
     def _suspend(self, caller: Caller, to: Path) -> None:
         try:
             asked = self._state.ask(self._place.steps)
-            if not isinstance(asked, Refused) and (reason := self._why_not(to)):
-                asked = Refused(reason)
+            if not isinstance(asked, CannotSuspend) and (reason := self._why_not(to)):
+                asked = CannotSuspend(reason)
         except (MoveError, OSError) as error:
-            asked = Refused(str(error))
+            asked = CannotSuspend(str(error))
         for _ in range(TRIES):
-            if isinstance(asked, Refused):
+            if isinstance(asked, CannotSuspend):
                 break
             self._place.want(asked.step)
             if not suspension.came_too_late(self._place.steps, asked.step):
@@ -187,7 +187,11 @@ class Suspending:
                 return
             self._place.want(0)
             asked = self._state.ask(self._place.steps)
-        reason = asked.reason if isinstance(asked, Refused) else "Its steps are too short to meet behind one."
+        reason = (
+            asked.reason
+            if isinstance(asked, CannotSuspend)
+            else "Its steps are too short to meet behind one."
+        )
         caller.hear(f"The job was not suspended: {reason}", STATUS_FAILED)
 
     def _why_not(self, to: Path) -> str:
@@ -215,7 +219,7 @@ class Suspending:
 
     def _resume(self, caller: Caller) -> None:
         asked = self._state.resume(self._taken() if self._state.phase == "suspended" else ())
-        if isinstance(asked, Refused):
+        if isinstance(asked, CannotSuspend):
             caller.hear(f"The job was not resumed: {asked.reason}", STATUS_FAILED)
             return
         self._state, self._caller, self._asked_at = asked, caller, time.monotonic()

@@ -16,7 +16,7 @@ from jitckpt.bindings import libc
 from jitckpt.console import say
 from jitckpt.system import datagrams, process_tree
 from jitckpt.system.empty_folder import remove_if_empty
-from jitckpt.wire.guardian import Forget, Guard, Images, Locks, Message, Registered
+from jitckpt.wire.guardian import Forget, GuardWorker, Images, Locks, SavesItself, ToGuardian
 
 LOOK_SECONDS = 1.0  # between two looks for orphans that have ended
 MAX_GUARDIANS = 100  # somebody who kills more of them means it
@@ -116,14 +116,14 @@ class Children:
         """Have a worker ended with the agent. pidfd: open until `forget`."""
         with _lock:
             self._known[pid] = _Known(pidfd)
-            self._tell(Guard(pid), pidfd)
+            self._tell(GuardWorker(pid), pidfd)
 
     def note_registered(self, pid: int) -> None:
         """From now on the worker saves by itself should the agent be killed, and gets the time for it."""
         with _lock:
             if (worker := self._known.get(pid)) is not None:
                 worker.registered = True
-                self._tell(Registered(pid))
+                self._tell(SavesItself(pid))
 
     def forget(self, pid: int) -> None:
         """The worker has ended and was waited for."""
@@ -211,7 +211,7 @@ class Children:
         if self._guardians == MAX_GUARDIANS:
             say(f"the guardian has ended {MAX_GUARDIANS - 1} times; the next one is not replaced.")
         for pid, worker in self._known.items():
-            self._tell(Guard(pid, worker.registered), worker.pidfd)
+            self._tell(GuardWorker(pid, worker.registered), worker.pidfd)
         if self._images is not None:
             self._tell(Images(str(self._images)))
 
@@ -220,7 +220,7 @@ class Children:
         self._guardian.wait()
         waited_for(self._guardian.pid)
 
-    def _tell(self, message: Message, *descriptors: int) -> None:
+    def _tell(self, message: ToGuardian, *descriptors: int) -> None:
         try:
             datagrams.send(self._socket, message, descriptors)
         except OSError:

@@ -20,7 +20,7 @@ from jitckpt.console import say
 from jitckpt.system import datagrams, network_lock, process_tree
 from jitckpt.system.empty_folder import remove_if_empty
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.guardian import KINDS, Forget, Guard, Images, Locks, Registered
+from jitckpt.wire.guardian import KINDS, Forget, GuardWorker, Images, Locks, SavesItself
 
 
 @dataclass
@@ -50,9 +50,9 @@ def listen(agent: socket.socket) -> tuple[dict[int, Guarded], set[str] | None, s
         match heard:
             case None:
                 return guarded, locks, images
-            case Guard(pid, registered), [pidfd, *_]:
+            case GuardWorker(pid, registered), [pidfd, *_]:
                 guarded[pid] = Guarded(pid, pidfd, registered)
-            case Registered(pid), _ if pid in guarded:
+            case SavesItself(pid), _ if pid in guarded:
                 guarded[pid].registered = True
             case Forget(pid), _ if pid in guarded:
                 os.close(guarded.pop(pid).pidfd)

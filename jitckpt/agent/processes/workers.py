@@ -14,7 +14,7 @@ from jitckpt.system import descriptor_limit, descriptors, network_lock, process_
 from jitckpt.system.lifeline import Lifeline
 from jitckpt.wire import protocol
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.protocol import Message
+from jitckpt.wire.protocol import WorkerMessage
 
 PF_EXITING = 4  # of a task's flags in /proc/PID/stat, see proc(5)
 
@@ -191,7 +191,7 @@ class Worker:
         """The process was ended and waited for, and could not be made again: it counts as killed."""
         self._is_lost = True
 
-    def send(self, message: Message) -> str | None:
+    def send(self, message: WorkerMessage) -> str | None:
         """Send an order; return why it could not be sent, or None. Never blocks."""
         try:
             self.socket.send(protocol.encode(message))
@@ -199,7 +199,7 @@ class Worker:
             return error.strerror
         return None
 
-    def receive(self) -> Iterator[Message | ProtocolError | None]:
+    def receive(self) -> Iterator[WorkerMessage | ProtocolError | None]:
         """Yield what has come: messages, errors for those that make no sense, None when no more will come."""
         while True:
             try:

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 from jitckpt.agent.proxies import translation
 from jitckpt.decisions.transparent import coordination, replicas, stragglers, validation
 from jitckpt.decisions.transparent.coordination import Coordinator, Participant
-from jitckpt.decisions.transparent.decision import FallBack, Plan
-from jitckpt.decisions.transparent.report import Failure
+from jitckpt.decisions.transparent.decision import FallBack, RecoveryPlan
+from jitckpt.decisions.transparent.report import FailedCall
 from jitckpt.wire import proxy_messages
 from jitckpt.wire.communicators import RecoveryNumber
 from jitckpt.wire.proxy_messages import FromProxy, HostCopy, Id, ToProxy
@@ -44,7 +44,7 @@ class _Rank:
     due: float | None = None
     ids: tuple[Id, ...] | None = None
     copy: tuple[HostCopy, ...] = ()
-    failure: Failure | None = None
+    failure: FailedCall | None = None
     memory: tuple[int, int] = (0, 0)
 
 
@@ -518,13 +518,13 @@ class Agreement:
             # The coordinator does not wait for those that are gone; but they may listen still.
             for one in self._ranks.values():
                 if one.gone and one.participant.phase != "given up":
-                    given_up = coordination.GiveUp(self._coordinator.recovery, decided)
+                    given_up = coordination.GiveUpRecovery(self._coordinator.recovery, decided)
                     one.participant = one.participant.hear(given_up)
 
     def _check_ids(self, ids: Iterable[Id]) -> None:
         """Give up where a communicator has to be made of an id that nobody can renew."""
         decided = self._coordinator.decided
-        if not isinstance(decided, Plan) or self._coordinator.phase != "ordering":
+        if not isinstance(decided, RecoveryPlan) or self._coordinator.phase != "ordering":
             return
         creations = translation.creations_of(decided)
         self._renewed = frozenset(one.made[0].key for one in creations if not one.parent)
@@ -589,7 +589,11 @@ class Agreement:
             if before.phase == "watching" or self._is_no_failure(before.recovery):
                 self._began = now
             self._note_of_failure("recovery_begun", recovery=after.recovery[1])
-        elif after.phase == "ordering" and before.phase != "ordering" and isinstance(after.decided, Plan):
+        elif (
+            after.phase == "ordering"
+            and before.phase != "ordering"
+            and isinstance(after.decided, RecoveryPlan)
+        ):
             self._note_of_failure(
                 "recovery_planned",
                 recovery=after.recovery[1],

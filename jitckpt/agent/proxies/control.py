@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from jitckpt.agent.proxies.agreement import Agreement
-from jitckpt.agent.proxies.exchange import Exchange
-from jitckpt.agent.proxies.exchange import Settings as ExchangeSettings
+from jitckpt.agent.proxies.exchange import Exchange, ExchangeSettings
 from jitckpt.agent.proxies.servers import Servers, peer_of, session_of
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger
@@ -85,7 +84,7 @@ class _Connection:
     rank: int | None = None
 
 
-class Suspending(Protocol):
+class WaitsBehindStep(Protocol):
     """Has all ranks of the job wait behind a step, and does with them there what it was asked for."""
 
     def watch(self, selector: selectors.BaseSelector) -> None:
@@ -129,7 +128,7 @@ class Proxies:
         transfers: Transfers | None = None,
         exchange: ExchangeSettings | None = None,
         server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {},
-        suspension: Suspending | None = None,
+        suspension: WaitsBehindStep | None = None,
     ) -> None:
         """sessions: of each rank here the session that its worker leads. say: tells the user a sentence.
 
@@ -263,7 +262,7 @@ class Proxies:
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent passes on. Raises KeyError or MessageError if it makes no sense."""
         match arrived.message:
-            case agents.StepBarrier() as said if self._messenger is not None:
+            case agents.StepsCome() as said if self._messenger is not None:
                 self._messenger.hear(arrived.host, said)
             case agents.ProxyGone(rank, why) if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
@@ -381,7 +380,7 @@ class Proxies:
             self._suspension.carry_out()
             self._agreement.go_on(time.monotonic())
 
-    def _to_leader(self, message: agents.Message, data: bytes = b"") -> None:
+    def _to_leader(self, message: agents.AgentMessage, data: bytes = b"") -> None:
         assert self._hosts is not None
         self._hosts.send(LEADER, message, data)
 

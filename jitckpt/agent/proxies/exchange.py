@@ -10,7 +10,7 @@ from jitckpt.wire.proxy_messages import Stopped
 
 
 @dataclass(frozen=True)
-class Settings:
+class ExchangeSettings:
     """What is done about devices that are broken. names: this host's devices, as in CUDA_VISIBLE_DEVICES.
 
     rehearsed: what a server finds in its environment on a device that is broken in a rehearsal. move: makes
@@ -29,7 +29,7 @@ class Exchange:
     """Of one start of this host's ranks. Used by the supervisor's thread alone."""
 
     def __init__(
-        self, settings: Settings, ranks: list[int], log: EventLog, say: Callable[[str], None]
+        self, settings: ExchangeSettings, ranks: list[int], log: EventLog, say: Callable[[str], None]
     ) -> None:
         """ranks: this host's, each with the device of the same place."""
         self._settings, self._log, self._say = settings, log, say

@@ -145,7 +145,7 @@ class Transfers:
         try:
             wanted, _ = await visiting.hear(reader, WantCopy)
             recovery, copy = self._offered[wanted.rank]
-            if recovery != tuple(wanted.recovery):
+            if recovery != wanted.recovery:
                 raise LinkError(f"There is a copy for recovery {recovery}, not for {wanted.recovery}.")
             file = os.open(f"/proc/{copy.process}/fd/{copy.file}", os.O_RDONLY | os.O_CLOEXEC)
         except (LinkError, ProtocolError, KeyError, OSError) as error:

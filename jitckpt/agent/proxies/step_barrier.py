@@ -13,9 +13,11 @@ from collections.abc import Iterable
 from dataclasses import astuple
 
 from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
-from jitckpt.decisions.step_tree import Come, Place
+from jitckpt.decisions.step_tree import TreePlace
 from jitckpt.hosts.connections import Hosts
 from jitckpt.wire import agents
+from jitckpt.wire.agents import Come
+from jitckpt.wire.moves import Steps
 
 HEAD_BYTES = 4096
 RANK_BYTES = 64
@@ -53,23 +55,23 @@ class StepBarrier:
 class Messenger:
     """Tells the other hosts what this one's ranks have come to, and these what all have."""
 
-    def __init__(self, barrier: StepBarrier, hosts: Hosts, known: Place | None = None) -> None:
+    def __init__(self, barrier: StepBarrier, hosts: Hosts, known: TreePlace | None = None) -> None:
         """known: what the host has known in whose place this one is."""
         self._memory = Memory(barrier.path)
         self._hosts = hosts
         self._lock = threading.Lock()
-        self._place = known or Place(hosts.index, len(hosts.all), STEP_BITS)
+        self._place = known or TreePlace(hosts.index, len(hosts.all), STEP_BITS)
         self._ends = False
         self._thread = threading.Thread(target=self._watch, name="jitckpt-steps", daemon=True)
         self._thread.start()
 
-    def hear(self, host: int, said: agents.StepBarrier) -> None:
+    def hear(self, host: int, said: agents.StepsCome) -> None:
         """Take in what another agent says. Raises KeyError if that has nothing to say here."""
         with self._lock:
-            self._take(*self._place.hear(host, Come(said.recovery_and_step, said.whole_from, said.left)))
+            self._take(*self._place.hear(host, said.come))
 
     @property
-    def known(self) -> Place:
+    def known(self) -> TreePlace:
         """What this host knows; nothing more is said from here on."""
         if self._thread.is_alive():
             self.close()
@@ -88,9 +90,20 @@ class Messenger:
                 self._take(*self._place.here(Come(*self._memory.here())))
             self._memory.wait(seen, LONGEST_WAIT)
 
-    def _take(self, place: Place, said: Iterable[tuple[int, Come]]) -> None:
+    def _take(self, place: TreePlace, said: Iterable[tuple[int, Come]]) -> None:
         before, self._place = self._place, place
         for host, come in said:
-            self._hosts.send(host, agents.StepBarrier(*astuple(come)))
+            self._hosts.send(host, agents.StepsCome(come))
         if place.everywhere != before.everywhere:
             self._memory.everywhere(*astuple(place.everywhere))
+
+
+def told_of(place: TreePlace) -> Steps:
+    """Return what is told to the host that comes in this one's place."""
+    return Steps(place.own, place.told, place.everywhere, [*place.below.items()])
+
+
+def known_again(host: int, hosts: int, steps: Steps) -> TreePlace:
+    """Return what a host has told of that this one is in the place of."""
+    below = dict(steps.below)
+    return TreePlace(host, hosts, STEP_BITS, steps.own, below, steps.told, steps.everywhere)

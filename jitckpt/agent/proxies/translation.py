@@ -7,22 +7,22 @@ to Reset; the second, Replay, comes once all ranks have done that, with what the
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 
 from jitckpt.decisions.transparent.communicators import Creation
-from jitckpt.decisions.transparent.decision import Plan
+from jitckpt.decisions.transparent.decision import RecoveryPlan
 from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
+    LetGoOn,
     LoadFromHost,
     MakeCommunicators,
     Order,
-    Replay,
     Reset,
     RestartServer,
     RestoreLocalState,
-    Resume,
+    RunLog,
     SaveToHost,
 )
-from jitckpt.decisions.transparent.report import Device, Failure, Report
+from jitckpt.decisions.transparent.report import Device, FailedCall, Report
 from jitckpt.wire import proxy_messages
 from jitckpt.wire.communicators import RecoveryNumber
 from jitckpt.wire.proxy_messages import HostCopy, Id, Making, MessageError
@@ -37,7 +37,7 @@ DEVICES: dict[int, Device] = {
 MOST_COPIES = 64  # bits of Stopped.images and copies
 
 
-def report_of(rank: int, shard: int, stopped: proxy_messages.Stopped, before: Failure | None) -> Report:
+def report_of(rank: int, shard: int, stopped: proxy_messages.Stopped, before: FailedCall | None) -> Report:
     """Return a rank's report; `before`: the failure for which the last recovery was made.
 
     Raises MessageError if what the proxy says can't be.
@@ -59,7 +59,7 @@ def report_of(rank: int, shard: int, stopped: proxy_messages.Stopped, before: Fa
             host_copies=frozenset(state for bit, state in enumerate(kept) if stopped.copies >> bit & 1),
             host_ended=stopped.kept_to,  # it tells of a state once all calls of its step are in the log
             log_end=stopped.log_end,
-            failure=Failure(stopped.failed_call, stopped.error) if stopped.failed_call else None,
+            failure=FailedCall(stopped.failed_call, stopped.error) if stopped.failed_call else None,
             failure_before=before,
             communicators=stopped.communicators,
             outgrown=stopped.outgrown - 1 if stopped.outgrown else None,
@@ -124,13 +124,13 @@ def replay(
         match order:
             case LoadFromHost(_, of):
                 in_place, source = False, copy_of(of)
-            case RestoreLocalState(wanted) | Replay(wanted):
+            case RestoreLocalState(wanted) | RunLog(wanted):
                 state = wanted
             case MakeCommunicators(creations):
                 making = [_making(rank, creation) for creation in creations]
             case DeliverError():
                 deliver_error = True
-            case Resume():
+            case LetGoOn():
                 pass
             case _:
                 raise ValueError(f"The device proxy can't carry out {order} once its server is new.")
@@ -147,7 +147,7 @@ def replay(
     )
 
 
-def creations_of(plan: Plan) -> list[Creation]:
+def creations_of(plan: RecoveryPlan) -> list[Creation]:
     """Return all creations of a plan, each once."""
     found: Mapping[Creation, None] = {
         creation: None

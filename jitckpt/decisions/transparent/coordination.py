@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from jitckpt.decisions.transparent.decision import FallBack, Plan, decide
+from jitckpt.decisions.transparent.decision import FallBack, RecoveryPlan, decide
 from jitckpt.decisions.transparent.orders import Order
 from jitckpt.decisions.transparent.report import Report
 from jitckpt.wire.communicators import RecoveryNumber
@@ -21,7 +21,7 @@ MOST_ATTEMPTS = 10
 
 
 @dataclass(frozen=True)
-class Alarm:
+class RankAlarmed:
     """Something has failed at `rank`, whose last recovery was this one."""
 
     rank: int
@@ -29,7 +29,7 @@ class Alarm:
 
 
 @dataclass(frozen=True)
-class Held:
+class RankHeld:
     """The rank's application makes no more calls, and nothing that its device still does counts."""
 
     rank: int
@@ -37,7 +37,7 @@ class Held:
 
 
 @dataclass(frozen=True)
-class Stopped:
+class RankStopped:
     """The rank is at rest, and stays so for this recovery."""
 
     rank: int
@@ -46,7 +46,7 @@ class Stopped:
 
 
 @dataclass(frozen=True)
-class Done:
+class RankDone:
     """The rank has carried out all that this recovery asked of it."""
 
     rank: int
@@ -63,14 +63,14 @@ class GivenUp:
 
 
 @dataclass(frozen=True)
-class Stop:
+class HoldRanks:
     """Hold the application, whatever it does."""
 
     recovery: RecoveryNumber
 
 
 @dataclass(frozen=True)
-class Rest:
+class RestRanks:
     """All ranks are held: come to rest and report.
 
     Not before: communicators end one after the other, and what a device makes of the first of them it may
@@ -89,15 +89,15 @@ class CarryOut:
 
 
 @dataclass(frozen=True)
-class GiveUp:
+class GiveUpRecovery:
     """There will be no transparent recovery any more."""
 
     recovery: RecoveryNumber
     decided: FallBack
 
 
-FromRank = Alarm | Held | Stopped | Done | GivenUp
-ToRank = Stop | Rest | CarryOut | GiveUp
+FromRank = RankAlarmed | RankHeld | RankStopped | RankDone | GivenUp
+ToRank = HoldRanks | RestRanks | CarryOut | GiveUpRecovery
 
 
 @dataclass(frozen=True)
@@ -116,7 +116,7 @@ class Coordinator:
     phase: Literal["watching", "holding", "collecting", "ordering", "giving up", "superseded"] = "watching"
     held: frozenset[int] = frozenset()
     reports: Mapping[int, Report] = field(default_factory=dict)
-    decided: Plan | FallBack | None = None
+    decided: RecoveryPlan | FallBack | None = None
     done: frozenset[int] = frozenset()
     last_state: int = -1
     attempts: int = 0
@@ -133,11 +133,11 @@ class Coordinator:
             newer = message.recovery > self.recovery
             return replace(self, phase="superseded", decided=None) if newer else self
         match message:
-            case Alarm() if self.phase in ("watching", "ordering"):
+            case RankAlarmed() if self.phase in ("watching", "ordering"):
                 return self._hold()
-            case Held() | Stopped():
+            case RankHeld() | RankStopped():
                 return self._hear_of_stop(message)
-            case Done(rank) if self.phase == "ordering":
+            case RankDone(rank) if self.phase == "ordering":
                 heard = replace(self, done=self.done | {rank})
                 over = len(heard.done) == len(self.ranks)
                 return replace(heard, phase="watching", servers_stay=True) if over else heard
@@ -146,12 +146,12 @@ class Coordinator:
                 return replace(giving_up, done=giving_up.done | {rank})
         return self
 
-    def _hear_of_stop(self, message: Held | Stopped) -> "Coordinator":
+    def _hear_of_stop(self, message: RankHeld | RankStopped) -> "Coordinator":
         match message:
-            case Held(rank) if self.phase == "holding":
+            case RankHeld(rank) if self.phase == "holding":
                 heard = replace(self, held=self.held | {rank})
                 return replace(heard, phase="collecting") if len(heard.held) == len(self.ranks) else heard
-            case Stopped(rank, _, report) if self.phase == "collecting":
+            case RankStopped(rank, _, report) if self.phase == "collecting":
                 heard = replace(self, reports={**self.reports, rank: report})
                 return heard._decide() if len(heard.reports) == len(self.ranks) else heard
         return self
@@ -179,14 +179,18 @@ class Coordinator:
         """Return what each rank has still to hear."""
         match self.decided:
             case None if self.phase == "holding":
-                return {rank: Stop(self.recovery) for rank in self.ranks if rank not in self.held}
+                return {rank: HoldRanks(self.recovery) for rank in self.ranks if rank not in self.held}
             case None if self.phase == "collecting":
-                return {rank: Rest(self.recovery) for rank in self.ranks if rank not in self.reports}
-            case Plan(orders=orders) if self.phase == "ordering":
+                return {rank: RestRanks(self.recovery) for rank in self.ranks if rank not in self.reports}
+            case RecoveryPlan(orders=orders) if self.phase == "ordering":
                 waiting = (rank for rank in self.ranks if rank not in self.done)
                 return {rank: CarryOut(self.recovery, orders[rank]) for rank in waiting}
             case FallBack() as decided if self.phase == "giving up":
-                return {rank: GiveUp(self.recovery, decided) for rank in self.ranks if rank not in self.done}
+                return {
+                    rank: GiveUpRecovery(self.recovery, decided)
+                    for rank in self.ranks
+                    if rank not in self.done
+                }
         return {}
 
     def _hold(self) -> "Coordinator":
@@ -252,13 +256,13 @@ class Participant:
         if message.recovery < self.recovery or self.phase == "given up":
             return replace(self, recovery=max(message.recovery, self.recovery))
         match message:
-            case Stop(number) if number > self.recovery:
+            case HoldRanks(number) if number > self.recovery:
                 return Participant(self.rank, number, "stopping")
-            case Rest(number) if number == self.recovery and self.phase == "held":
+            case RestRanks(number) if number == self.recovery and self.phase == "held":
                 return replace(self, phase="resting")
             case CarryOut(number, orders) if number == self.recovery and self.phase == "stopped":
                 return replace(self, phase="carrying out", orders=orders)._checked()
-            case GiveUp(number, decided):
+            case GiveUpRecovery(number, decided):
                 return Participant(self.rank, number, "given up", decided=decided)
         return self
 
@@ -291,12 +295,12 @@ class Participant:
         """Return what the coordinator has still to hear, or to hear again if it has asked again."""
         match self.phase:
             case "failed":
-                return Alarm(self.rank, self.recovery)
+                return RankAlarmed(self.rank, self.recovery)
             case "stopped":
                 assert self.report is not None
-                return Stopped(self.rank, self.recovery, self.report)
+                return RankStopped(self.rank, self.recovery, self.report)
             case "running" | "held" as phase:
-                return (Done if phase == "running" else Held)(self.rank, self.recovery)
+                return (RankDone if phase == "running" else RankHeld)(self.rank, self.recovery)
             case "given up":
                 assert self.decided is not None
                 return GivenUp(self.rank, self.recovery, self.decided)

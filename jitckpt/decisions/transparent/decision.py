@@ -14,14 +14,14 @@ from jitckpt.decisions.transparent.orders import (
     Abort,
     DeliverError,
     FinishStep,
+    LetGoOn,
     LoadFromHost,
     MakeCommunicators,
     Order,
-    Replay,
     Reset,
     RestartServer,
     RestoreLocalState,
-    Resume,
+    RunLog,
     SaveToHost,
 )
 from jitckpt.decisions.transparent.report import Report
@@ -31,7 +31,7 @@ Way = Literal["image", "finish", "in place", "host copy", "through the host"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class RecoveryPlan:
     """A recovery to the state after `state` optimizer steps. ways: for each rank where it has it from."""
 
     state: int
@@ -50,7 +50,9 @@ class FallBack:
     reason: str
 
 
-def decide(reports: Sequence[Report], restorable: bool = False, servers_stay: bool = True) -> Plan | FallBack:
+def decide(
+    reports: Sequence[Report], restorable: bool = False, servers_stay: bool = True
+) -> RecoveryPlan | FallBack:
     """Return what brings all ranks on. `reports` has one of each rank of the job.
 
     restorable: the script has registered how to save and restore. servers_stay: False if all are to be
@@ -70,7 +72,7 @@ def decide(reports: Sequence[Report], restorable: bool = False, servers_stay: bo
         )
     decided = _with_one_number(reports, restorable, servers_stay)
     counted = any(place.counts for report in reports for place in report.communicators)
-    if isinstance(decided, Plan) or not counted or not all(report.images for report in reports):
+    if isinstance(decided, RecoveryPlan) or not counted or not all(report.images for report in reports):
         return decided
     # Ranks that make unequally many steps number their states differently.
     places = {report.rank: report.communicators for report in reports}
@@ -88,12 +90,14 @@ def decide(reports: Sequence[Report], restorable: bool = False, servers_stay: bo
 
 def _moved(order: Order, by: int) -> Order:
     """Return the same order for a rank whose states have other numbers."""
-    if isinstance(order, Abort | MakeCommunicators | RestartServer | DeliverError | Resume):
+    if isinstance(order, Abort | MakeCommunicators | RestartServer | DeliverError | LetGoOn):
         return order
     return replace(order, state=order.state + by)
 
 
-def _with_one_number(reports: Sequence[Report], restorable: bool, servers_stay: bool) -> Plan | FallBack:
+def _with_one_number(
+    reports: Sequence[Report], restorable: bool, servers_stay: bool
+) -> RecoveryPlan | FallBack:
     """Return the same if all ranks mean the same by the number of a state."""
     obstacle = ""
     for state in sorted({state for report in reports for state in _own_states(report)}, reverse=True):
@@ -195,7 +199,7 @@ def _unfit(reason: str) -> str:
     )
 
 
-def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
+def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> RecoveryPlan:
     ways = {report.rank: way(report, state) for report in reports}
     sources = _sources(state, reports)
     living = {
@@ -220,11 +224,11 @@ def _plan(state: int, reports: Sequence[Report], servers_stay: bool) -> Plan:
                 *([LoadFromHost(state, sources.get(rank, rank))] if loaded else []),
                 MakeCommunicators(creations.get(rank, ())),
                 *_run_again(report, state),
-                Resume(),
+                LetGoOn(),
             ]
         )
     told = {rank: own or f"from rank {sources[rank]}" for rank, own in ways.items()}
-    return Plan(state, orders, told)
+    return RecoveryPlan(state, orders, told)
 
 
 def _may_stay(report: Report, servers_stay: bool) -> bool:
@@ -248,7 +252,7 @@ def _sources(state: int, reports: Sequence[Report]) -> dict[int, int]:
 def _run_again(report: Report, state: int) -> list[Order]:
     error = [DeliverError(report.failure)] if report.failure is not None and report.failed_again else []
     end = error[0].failure.call if error else report.log_end
-    return [RestoreLocalState(state), Replay(state, end), *error]
+    return [RestoreLocalState(state), RunLog(state, end), *error]
 
 
 def _fall_back(reports: Sequence[Report], restart: bool, reason: str) -> FallBack:

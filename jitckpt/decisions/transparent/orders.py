@@ -7,7 +7,7 @@ wherever it stands.
 from dataclasses import dataclass
 
 from jitckpt.decisions.transparent.communicators import Creation
-from jitckpt.decisions.transparent.report import Failure
+from jitckpt.decisions.transparent.report import FailedCall
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ class RestoreLocalState:
 
 
 @dataclass(frozen=True)
-class Replay:
+class RunLog:
     """Run the log from the end of step `state` on up to its call number `end`, which is not run any more.
 
     The collectives in it wait for their other ranks.
@@ -93,11 +93,11 @@ class Replay:
 class DeliverError:
     """Give the application the error of its call instead of running it again."""
 
-    failure: Failure
+    failure: FailedCall
 
 
 @dataclass(frozen=True)
-class Resume:
+class LetGoOn:
     """Let the application's calls go on."""
 
 
@@ -110,7 +110,7 @@ Order = (
     | LoadFromHost
     | MakeCommunicators
     | RestoreLocalState
-    | Replay
+    | RunLog
     | DeliverError
-    | Resume
+    | LetGoOn
 )

@@ -13,7 +13,7 @@ Device = Literal["healthy", "suspect", "empty", "changed", "lost"]
 
 
 @dataclass(frozen=True)
-class Failure:
+class FailedCall:
     """A call that failed: its number in the rank's log, and the error's name."""
 
     call: int
@@ -53,8 +53,8 @@ class Report:
     host_copies: frozenset[int] = frozenset()
     host_ended: int = 0
     log_end: int = 0
-    failure: Failure | None = None
-    failure_before: Failure | None = None
+    failure: FailedCall | None = None
+    failure_before: FailedCall | None = None
     worker_alive: bool = True
     communicators: tuple[Membership, ...] = ()
     outgrown: int | None = None

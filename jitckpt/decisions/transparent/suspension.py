@@ -18,7 +18,7 @@ Phase = Literal["running", "asked", "suspended", "resuming"]
 
 
 @dataclass(frozen=True)
-class Refused:
+class CannotSuspend:
     """What was asked for can't be done, and nothing has changed; a sentence."""
 
     reason: str
@@ -31,22 +31,22 @@ class Suspension:
     phase: Phase = "running"
     step: int = 0
 
-    def ask(self, steps: Sequence[int]) -> "Suspension | Refused":
+    def ask(self, steps: Sequence[int]) -> "Suspension | CannotSuspend":
         """Return what it is once somebody wants it; steps: the newest that each rank has begun."""
         match self.phase:
             case "asked":
-                return Refused(f"It is to be suspended already, after step {self.step}.")
+                return CannotSuspend(f"It is to be suspended already, after step {self.step}.")
             case "suspended" | "resuming":
-                return Refused(f"It is {'' if self.phase == 'resuming' else 'already '}{self.phase}.")
+                return CannotSuspend(f"It is {'' if self.phase == 'resuming' else 'already '}{self.phase}.")
         step = meeting(steps)
-        return step if isinstance(step, Refused) else replace(self, phase="asked", step=step)
+        return step if isinstance(step, CannotSuspend) else replace(self, phase="asked", step=step)
 
-    def resume(self, taken: Sequence[str] = ()) -> "Suspension | Refused":
+    def resume(self, taken: Sequence[str] = ()) -> "Suspension | CannotSuspend":
         """Return what it is once somebody wants it to go on; taken: whose numbers are not free, clauses."""
         if self.phase != "suspended":
-            return Refused("It is not suspended.")
+            return CannotSuspend("It is not suspended.")
         if taken:
-            return Refused(
+            return CannotSuspend(
                 f"It stays suspended: {taken[0]}, a number that one of its processes has to have again. "
                 "Resume it once that has ended."
             )
@@ -61,10 +61,10 @@ class Suspension:
         return Suspension()
 
 
-def meeting(steps: Sequence[int]) -> int | Refused:
+def meeting(steps: Sequence[int]) -> int | CannotSuspend:
     """Return behind which step all ranks can wait that have begun these; not before one may be valid."""
     if max(steps) - min(steps) > MOST_APART:
-        return Refused(
+        return CannotSuspend(
             f"Its ranks make unequally many optimizer steps (by now {min(steps)} to {max(steps)}), so there "
             "is none behind which all could wait."
         )

@@ -71,7 +71,7 @@ def may_pass(error: BaseException) -> bool:
 class Watch:
     """Tells the agent how this process's program ends, as far as that is a mistake."""
 
-    def __init__(self, given: descriptors.Given) -> None:
+    def __init__(self, given: descriptors.GivenDescriptors) -> None:
         from torch.optim.optimizer import register_optimizer_step_post_hook
 
         self._given = given
@@ -89,7 +89,7 @@ class Watch:
     def _raised(self, error: BaseException) -> None:
         reason = refusal(error)
         if reason is not None:
-            self._tell(protocol.Refused(self._given.rank, reason))
+            self._tell(protocol.WorkRefused(self._given.rank, reason))
         elif not self._stepped and not may_pass(error):
             self._tell(protocol.Failing(self._given.rank, f"{type(error).__name__}: {error}"))
 
@@ -100,7 +100,7 @@ class Watch:
         if is_mistake and not self._stepped:
             self._tell(protocol.Failing(self._given.rank, f"SystemExit: {status}"))
 
-    def _tell(self, message: protocol.Message) -> None:
+    def _tell(self, message: protocol.WorkerMessage) -> None:
         if os.getpid() != self._process:
             return  # a process that the training has forked
         try:

@@ -14,7 +14,7 @@ from torch import Tensor
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.optimizer_state import OptimizerState
-from jitckpt.tiers.optimizer_step import KINDS, Group, OptimizerStep, Place, Stepped
+from jitckpt.tiers.optimizer_step import KINDS, OptimizerStep, ParameterGroup, Place, Stepped
 from jitckpt.tiers.shard import dtype_name
 
 PREFIX = "gradient."  # of the gradients' names among the copies; no tensor of a state begins so
@@ -33,7 +33,7 @@ class StepTaken:
     """
 
     kind: str
-    groups: Sequence[Group]  # of which each gradient's place is still unknown
+    groups: Sequence[ParameterGroup]  # of which each gradient's place is still unknown
     elsewhere: Sequence[str]
     gradients: Mapping[str, Tensor]
     versions: Sequence[int]
@@ -50,7 +50,7 @@ class StepTaken:
     def placed(self, places: Mapping[str, Place], sent: int) -> OptimizerStep:
         """Return it with the places of the gradients' copies; sent: what is no part of the step's making."""
         groups = [
-            Group(
+            ParameterGroup(
                 group.options,
                 [
                     Stepped(one.tensor, one.state, places.get(PREFIX + one.tensor), one.numbers)
@@ -93,7 +93,7 @@ def take(host: HostState, scaler: object) -> StepTaken | None:
     # What a scheduler has set the optimizer inside hears of in its step.
     outer = state.optimizer.param_groups if len(state.optimizer.param_groups) == len(own) else own
     groups = [
-        Group(
+        ParameterGroup(
             _options({**group, **around}),
             [stepped(one) for one in group["params"] if one.grad is not None or kept.get(one)],
         )

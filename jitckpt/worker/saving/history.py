@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from jitckpt.encoding.tree_codec import Encoded
-from jitckpt.state.host_state import Held, HostState, Shared, differ_by_hand
+from jitckpt.state.host_state import HeldParameters, HostState, Shared, differ_by_hand
 from jitckpt.system.stacks import code_of
 
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
@@ -18,7 +18,7 @@ LEARNED_STEPS = 2  # until it is known what the host usually does between two mi
 
 
 @dataclass(frozen=True)
-class Snapshot:
+class SharedSnapshot:
     """The shared state after a step, as far as the host has come. progress: hyperparameters and schedulers.
 
     scheduler_steps_due: steps that each scheduler usually makes after an optimizer step and has not made yet.
@@ -30,7 +30,7 @@ class Snapshot:
     scheduler_steps_due: tuple[int, ...]
     scaler_update_due: bool
 
-    def says_the_same_as(self, other: "Snapshot") -> bool:
+    def says_the_same_as(self, other: "SharedSnapshot") -> bool:
         """Whether a save of either is the same. Of tensors on a device their names are compared."""
         own, others = self.progress.tensors, other.progress.tensors
         return (
@@ -102,7 +102,7 @@ class History:
         else:
             self._passes += 1
 
-    def hold(self, step: int, held: Held) -> None:
+    def hold(self, step: int, held: HeldParameters) -> None:
         """The parameters after `step` are these: they were changed after it."""
         shared = self._steps.get(step)
         if shared is not None:
@@ -183,7 +183,7 @@ class History:
         while (oldest := next(iter(self._steps), step)) < step:  # they were added in their order
             del self._steps[oldest]
 
-    def snapshot(self, step: int) -> Snapshot | None:
+    def snapshot(self, step: int) -> SharedSnapshot | None:
         """Return the state after `step`; while the host is still at that step, together with what is due.
 
         None if the step is not kept: the device has gone on.
@@ -192,7 +192,7 @@ class History:
         if shared is None:
             return None
         if shared.progress is not None:
-            return Snapshot(shared, shared.progress(), (0,) * len(self._host.schedulers), False)
+            return SharedSnapshot(shared, shared.progress(), (0,) * len(self._host.schedulers), False)
         made = self._steps_since(shared)
         due = tuple(
             max(0, usual - count) if scheduler.can_step else 0
@@ -201,7 +201,7 @@ class History:
             )
         )
         update_due = self._host.scaler_update_is_due()
-        return Snapshot(shared, self._host.progress(), due, update_due)
+        return SharedSnapshot(shared, self._host.progress(), due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
         return tuple(map(operator.sub, self._host.counts(), shared.counts))

@@ -33,7 +33,7 @@ REASON = "periodic"
 
 
 @dataclass(frozen=True)
-class Settings:
+class PeriodicSettings:
     """every: steps between saves, if any. keep: whole steps that stay. replica: write what replicas share."""
 
     every: int | None
@@ -46,7 +46,7 @@ class PeriodicSaver(BesideTraining):
 
     def __init__(
         self,
-        settings: Settings,
+        settings: PeriodicSettings,
         *,
         root: Path,
         identity: Identity,
@@ -54,7 +54,7 @@ class PeriodicSaver(BesideTraining):
         history: History,
         wanted_step: Callable[[], int],
         write_word: Callable[[int, int, int], None],
-        report: Callable[[protocol.Message], None],
+        report: Callable[[protocol.WorkerMessage], None],
         warn: Callable[[str], None],
     ) -> None:
         """wanted_step: after which step the agent wants a save as well.

@@ -20,7 +20,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import SaveError
 from jitckpt.state.host_state import HostState
-from jitckpt.worker.saving.history import Snapshot
+from jitckpt.worker.saving.history import SharedSnapshot
 
 # Not looked into: no state of an optimizer or a scheduler lies there.
 _LEAVES = (nn.Module, type, ModuleType, FunctionType, BuiltinFunctionType, MethodType)
@@ -71,7 +71,7 @@ class Memento:
 
 @contextmanager
 def presented(
-    host: HostState, snapshot: Snapshot, document: Mapping[str, Json], tensors: Mapping[str, Tensor]
+    host: HostState, snapshot: SharedSnapshot, document: Mapping[str, Json], tensors: Mapping[str, Tensor]
 ) -> Iterator[None]:
     """Until the `with` statement is left, the objects of `host` say what `document` does.
 
@@ -108,7 +108,7 @@ def presented(
         random.restore(newest)
 
 
-def why_not(host: HostState, snapshot: Snapshot) -> str | None:
+def why_not(host: HostState, snapshot: SharedSnapshot) -> str | None:
     """Return why the state of a snapshot can't be put into the objects without the device's work, if so."""
     for index, (optimizer, part) in enumerate(zip(host.optimizers, snapshot.shared.optimizers, strict=True)):
         kept = [*part.others.tensors.values(), *part.beside.tensors.values()]
@@ -122,7 +122,7 @@ def why_not(host: HostState, snapshot: Snapshot) -> str | None:
     return None
 
 
-def _moved(view: HostState, snapshot: Snapshot) -> dict[str, Tensor]:
+def _moved(view: HostState, snapshot: SharedSnapshot) -> dict[str, Tensor]:
     """Return the tensors on the device that optimizers held then and have replaced since, by name."""
     found = {}
     for now, then in zip(view.shared().optimizers, snapshot.shared.optimizers, strict=True):

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from jitckpt.bindings import behind_proxy
-from jitckpt.bindings.behind_proxy import Standing
+from jitckpt.bindings.behind_proxy import DeviceStanding
 from jitckpt.bindings.interpose import Native
 from jitckpt.encoding import strides
 from jitckpt.encoding.staging import Staging
@@ -32,7 +32,7 @@ from jitckpt.tiers import own_shard
 from jitckpt.wire import protocol
 from jitckpt.worker.saving import main_thread, presented
 from jitckpt.worker.saving.found import Found
-from jitckpt.worker.saving.history import History, Snapshot
+from jitckpt.worker.saving.history import History, SharedSnapshot
 from jitckpt.worker.saving.outside_changes import Replacement
 
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
@@ -95,7 +95,7 @@ class Saver:
         has_whole_copies: Callable[[int], bool],
         refused: Callable[[], str | None],
         staging: Staging,
-        report: Callable[[protocol.Message], None],
+        report: Callable[[protocol.WorkerMessage], None],
         keep: int,
         why_not: Callable[[int], str | None] = lambda step: None,
         memory: int | None = None,
@@ -165,7 +165,7 @@ class Saver:
             if (reason := self._refused()) is not None:
                 raise SaveError(reason)
             standing = behind_proxy.standing()
-            if standing is Standing.LOST:
+            if standing is DeviceStanding.LOST:
                 raise SaveError(
                     "The device is lost, or was being brought back from a failure, or has not ended a "
                     "minibatch since, so its state may be that of no minibatch."
@@ -188,7 +188,7 @@ class Saver:
             # What the script changes on the device after the step may be half done, its copies on their way.
             whole = between_steps and (no_step_yet or self._replacement(step).problem is None)
             rests = between_steps and (((settled or runs) and whole) or now >= begun + PARK_SECONDS)
-            if rests and standing is Standing.INTACT:
+            if rests and standing is DeviceStanding.INTACT:
                 break
             if now >= min(deadline, begun + STUCK_SECONDS + PARK_SECONDS):
                 raise SaveError(
@@ -281,13 +281,13 @@ class Saver:
                 return None
             if (problem := self._refused() or self._replacement(step).problem) is not None:
                 raise SaveError(problem)
-            if behind_proxy.standing() is not Standing.INTACT:
+            if behind_proxy.standing() is not DeviceStanding.INTACT:
                 return None
             return folder.commit()
 
     @contextmanager
     def _presented(
-        self, step: int, snapshot: Snapshot, document: dict[str, Json], on_host: dict[str, Tensor]
+        self, step: int, snapshot: SharedSnapshot, document: dict[str, Json], on_host: dict[str, Tensor]
     ) -> Iterator[None]:
         """Let the training's objects say what they did after this step, while a save function reads them."""
         progress = self._native.progress()
@@ -371,7 +371,7 @@ def as_it_is(identity: Identity, host: HostState) -> Identity:
 
 
 def document_of(
-    host: HostState, history: History, snapshot: Snapshot, *, step: int, reason: str, local: Json
+    host: HostState, history: History, snapshot: SharedSnapshot, *, step: int, reason: str, local: Json
 ) -> tuple[dict[str, Json], dict[str, Tensor]]:
     """Return the JSON document of a save, and the tensors on the host that it names but those of `local`."""
     on_host = [optimizer.on_host() for optimizer in snapshot.shared.optimizers]

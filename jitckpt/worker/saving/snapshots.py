@@ -53,10 +53,10 @@ REASON = "memory"
 
 
 @dataclass(frozen=True)
-class Given:
+class SnapshotRule:
     """What the agent says of the tier. every: steps; 0: it will say. limit: bytes for two snapshots.
 
-    whole: what the replicas have of a cut state, as descriptors.Given has it. members: the ranks among which
+    whole: what the replicas have of a cut state, as GivenDescriptors has it. members: the ranks among which
     what they hold alike is cut from now on; none if it is not.
     """
 
@@ -67,15 +67,15 @@ class Given:
     members: Sequence[int] = ()
 
 
-def given(descriptor: int, whole: int | None = None, members: Sequence[int] = ()) -> Given:
+def given(descriptor: int, whole: int | None = None, members: Sequence[int] = ()) -> SnapshotRule:
     """Return what the agent has said, beside this memory; or the script, where it may."""
     wanted = asked.of(descriptor)
     if wanted is None:
-        return Given(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get(), whole, members)
+        return SnapshotRule(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get(), whole, members)
     limit = MEMORY_LIMIT.get()
     if wanted.limit is not None:
         limit = wanted.limit / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return Given(descriptor, wanted.steps, limit / wanted.copies)
+    return SnapshotRule(descriptor, wanted.steps, limit / wanted.copies)
 
 
 # Memory that the device may write to stays mapped until the process ends; see ring/ring.py.
@@ -111,7 +111,7 @@ class Snapshots(BesideTraining):
 
     def __init__(
         self,
-        given: Given,
+        given: SnapshotRule,
         *,
         identity: Identity,
         timeline: str,

@@ -91,7 +91,7 @@ class SelfChecker:
         post: Post | None,
         may_say: Callable[[], bool],
         found_scaler: Callable[[], object],
-        report: Callable[[protocol.Message], None],
+        report: Callable[[protocol.WorkerMessage], None],
         warn: Callable[[str], None],
     ) -> None:
         """full: look at all tensors, not only at some small ones of each kind.

@@ -7,11 +7,11 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import cost
 
 # Table 4 of the JIT paper; failures as on 992 GPUs of OPT-175B.
-BERT = cost.Job(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)
-GPT2_8B = cost.Job(1024, 2e-3, 18.8, 28.6, 2.953)
+BERT = cost.JobCosts(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)
+GPT2_8B = cost.JobCosts(1024, 2e-3, 18.8, 28.6, 2.953)
 
 
-def at(job: cost.Job, gpus: int) -> cost.Job:
+def at(job: cost.JobCosts, gpus: int) -> cost.JobCosts:
     return replace(job, gpus=gpus)
 
 
@@ -30,7 +30,7 @@ def test_optimal_frequency_of_the_paper(gpus: int, per_hour: float) -> None:
         (GPT2_8B, 8192, 8.245),
     ],
 )
-def test_periodic_waste_of_the_paper(job: cost.Job, gpus: int, percent: float) -> None:
+def test_periodic_waste_of_the_paper(job: cost.JobCosts, gpus: int, percent: float) -> None:
     assert 100 * cost.periodic_waste(at(job, gpus)).share == pytest.approx(percent, abs=5e-4)
 
 
@@ -44,7 +44,7 @@ def test_periodic_waste_of_the_paper(job: cost.Job, gpus: int, percent: float) -
         (GPT2_8B, 8192, 0.5671),
     ],
 )
-def test_user_level_waste_by_equation_7(job: cost.Job, gpus: int, percent: float) -> None:
+def test_user_level_waste_by_equation_7(job: cost.JobCosts, gpus: int, percent: float) -> None:
     assert 100 * cost.user_level_jit_waste(at(job, gpus)).share == pytest.approx(percent, abs=5e-5)
 
 
@@ -85,7 +85,7 @@ def test_never_saving_gets_nowhere() -> None:
 
 def test_units_scaled_by_ten_scale_as_their_dimension() -> None:
     """Ten times longer times with ten times rarer failures are the same job in another unit of time."""
-    slow = cost.Job(1024, 2e-4, 50.0, 99.0, 4.18, BERT.overhead_share)
+    slow = cost.JobCosts(1024, 2e-4, 50.0, 99.0, 4.18, BERT.overhead_share)
     assert cost.optimal_saves_per_second(slow) == pytest.approx(cost.optimal_saves_per_second(BERT) / 10)
     for waste in (
         cost.periodic_waste, cost.user_level_jit_waste, cost.user_level_jit_waste_all_gpus,

@@ -111,7 +111,7 @@ def test_agrees_with_playing_it() -> None:
 
 def test_first_order_is_its_limit() -> None:
     """Eq. 1 of the JIT paper counts failures one by one; so rare, nothing else happens."""
-    job = cost.Job(1, 1e-4, 30.0, 50.0)
+    job = cost.JobCosts(1, 1e-4, 30.0, 50.0)
     kind = rolling_back(job.failures_per_second, 50.0)
     count = round(1 / cost.optimal_saves_per_second(job))
     waste = exact.steady_waste(1.0, count, 30.0, [kind])

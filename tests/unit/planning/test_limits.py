@@ -19,14 +19,14 @@ from jitckpt.planning import cost, counting, exact, redundancy, survival
 from jitckpt.planning.failures import exponential_failures
 from jitckpt.planning.flush import Flush, FlushSchedule, baseline, greedy, min_time_max_flow
 from jitckpt.planning.flush import exact as exact_flush
-from jitckpt.planning.mesh import Mesh
+from jitckpt.planning.mesh import PlannedMesh
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
 from jitckpt.planning.topology import STORE, Topology, TopologyLink, Vertex, dgx1, several_nodes
 
 DAY = 86400.0
-JOB = cost.Job(100, 1e-2, 20.0, 50.0, 4.0, 0.001)
+JOB = cost.JobCosts(100, 1e-2, 20.0, 50.0, 4.0, 0.001)
 RATE = 100 * 1e-2 / DAY  # of the whole job
 ALONE, CALM = replace(JOB, gpus=1), replace(JOB, failures_per_gpu_day=0.0)
 FREE_SAVES, INSTANT = replace(JOB, save_seconds=0.0), replace(JOB, minibatch_seconds=0.0)
@@ -43,7 +43,7 @@ def recovery(machines: int, replicas: int, lost: int, strategy: str) -> Fraction
     return counting.recovery_probability(machines, replicas, lost, strategy)
 
 
-def waste(way: Callable[[cost.Job], cost.Waste], job: cost.Job) -> float:
+def waste(way: Callable[[cost.JobCosts], cost.Waste], job: cost.JobCosts) -> float:
     return way(job).per_useful_second
 
 
@@ -178,7 +178,7 @@ LIMITS = [
     Limit("AOR", "no optimizer, no gradients: ARC", lambda: redundancy.aor(840.0, 0.0, 0.0, 4),
           redundancy.arc(840.0, 4)),
     Limit("redundancy", "nothing to keep", lambda: redundancy.arc(0.0, 4).host_memory_bytes(), 0.0),
-    Limit("saved range", "D = 1", lambda: redundancy.saved_range(Mesh(2, 1, 1), 1, 77), (0, 77)),
+    Limit("saved range", "D = 1", lambda: redundancy.saved_range(PlannedMesh(2, 1, 1), 1, 77), (0, 77)),
     Limit("bubbles", "P = 1", lambda: redundancy.bubble_seconds(1, 3.0, 4.0), 0.0),
     Limit("HAS", "zero bandwidth", lambda: redundancy.snapshot_split(100.0, 0.0, 4.0), (0.0, 100.0)),
     Limit("HAS", "no bubbles", lambda: redundancy.snapshot_split(100.0, 10.0, 0.0), (0.0, 100.0)),

@@ -19,19 +19,19 @@ from jitckpt.planning.counting import corollary_1, recovery_probability
 from jitckpt.planning.papers import REPRODUCTIONS
 from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
 
-BERT = cost.Job(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)  # BERT-L-PT: JIT, Table 4
-GPT2_8B = cost.Job(1024, 2e-3, 18.8, 28.6, 2.953)
+BERT = cost.JobCosts(1024, 2e-3, 5.0, 9.9, 0.418, 0.00003 / 0.418)  # BERT-L-PT: JIT, Table 4
+GPT2_8B = cost.JobCosts(1024, 2e-3, 18.8, 28.6, 2.953)
 
 
-def per_hour(job: cost.Job, gpus: int) -> float:
+def per_hour(job: cost.JobCosts, gpus: int) -> float:
     return cost.optimal_saves_per_second(replace(job, gpus=gpus)) * HOUR_SECONDS
 
 
-def periodic(job: cost.Job, gpus: int) -> float:
+def periodic(job: cost.JobCosts, gpus: int) -> float:
     return 100 * cost.periodic_waste(replace(job, gpus=gpus)).share
 
 
-def user_level(job: cost.Job, gpus: int) -> float:
+def user_level(job: cost.JobCosts, gpus: int) -> float:
     return 100 * cost.user_level_jit_waste(replace(job, gpus=gpus)).share
 
 
@@ -124,7 +124,7 @@ NUMBERS = [
 ]  # fmt: skip
 
 
-def _per_root_n(job: cost.Job) -> float:
+def _per_root_n(job: cost.JobCosts) -> float:
     """2 sqrt(f o / 2), of eq. 5."""
     return 2 * math.sqrt(job.failures_per_gpu_day / DAY_SECONDS * job.save_seconds / 2)
 

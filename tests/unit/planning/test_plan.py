@@ -11,8 +11,8 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.cluster import EXAMPLE, Description
 from jitckpt.planning.counting import recovery_probability
 from jitckpt.planning.papers import REPRODUCTIONS
-from jitckpt.planning.plan import Analysis, Refused, analyse, compare, recommend
-from jitckpt.planning.policies import Lost, Policy, lost_by, parse_policy
+from jitckpt.planning.plan import Analysis, RefusedPolicy, analyse, compare, recommend
+from jitckpt.planning.policies import OutageLoss, Policy, lost_by, parse_policy
 
 CRASH = failure("crash", "gpu", 0.002, "process")
 LINK = failure("link", "gpu", 0.002, "nothing")
@@ -23,7 +23,7 @@ def analysed(description: Description, policy: str) -> Analysis:
     return analyse(description, parse_policy(policy, description))
 
 
-def by_name(rows: list[Analysis | Refused]) -> dict[str, Analysis]:
+def by_name(rows: list[Analysis | RefusedPolicy]) -> dict[str, Analysis]:
     return {row.policy.text: row for row in rows if isinstance(row, Analysis)}
 
 
@@ -56,11 +56,11 @@ def test_recovery_times_are_made_of_their_steps() -> None:
     job, cluster = description.job, description.cluster
     state = job.gpu_state_bytes
     copy, everyone = state / 50e9, state * 128
-    crash = Lost(device_ranks=frozenset({3}))
+    crash = OutageLoss(device_ranks=frozenset({3}))
     down = lost_by(description, "machine", 2, "machine")
-    assert down == Lost(frozenset(range(16, 24)), frozenset({2}), frozenset({2}))
+    assert down == OutageLoss(frozenset(range(16, 24)), frozenset({2}), frozenset({2}))
 
-    def outage(policy: str, lost: Lost) -> float:
+    def outage(policy: str, lost: OutageLoss) -> float:
         return parse_policy(policy, description).tiers[0].outage_seconds(lost)
 
     assert outage("periodic", crash) == pytest.approx(60 + 90 + copy + everyone / 400e9)
@@ -68,7 +68,7 @@ def test_recovery_times_are_made_of_their_steps() -> None:
     assert outage("user-jit", crash) == pytest.approx(
         60 + 90 + 2 * copy + everyone / 200e9 + everyone / 400e9
     )
-    assert outage("transparent-jit", Lost()) == 70
+    assert outage("transparent-jit", OutageLoss()) == 70
     assert outage("transparent-jit", crash) == pytest.approx(70 + 8 * state / 400e9)
     assert outage("gemini", crash) == pytest.approx(150 + copy)
     assert outage("gemini", down) == pytest.approx(150 + copy + 600 + 8 * state / 400e9)
@@ -88,8 +88,8 @@ def test_measured_figures_go_first() -> None:
     periodic, jit = (parse_policy(p, description) for p in ("periodic", "user-jit"))
     assert periodic.files is not None
     assert periodic.files.stall_seconds == 30
-    assert parse_policy("checkfreq", description).tiers[0].outage_seconds(Lost()) == 60 + 90 + 11
-    assert jit.tiers[0].outage_seconds(Lost()) == 60 + 7 + 90 + 11
+    assert parse_policy("checkfreq", description).tiers[0].outage_seconds(OutageLoss()) == 60 + 90 + 11
+    assert jit.tiers[0].outage_seconds(OutageLoss()) == 60 + 7 + 90 + 11
     assert jit.overhead_share == 0.001
     assert parse_policy("reft", description).overhead_share == 0.02
 
@@ -112,15 +112,15 @@ def test_tiers_recover_as_the_closed_forms_count() -> None:
     gemini, reft = (parse_policy(policy, description).tiers[0] for policy in ("gemini=2", "reft=arc"))
     for lost in (2, 3):
         sets = list(itertools.combinations(range(16), lost))
-        recovered = sum(gemini.recovers(Lost(host_machines=frozenset(machines))) for machines in sets)
+        recovered = sum(gemini.recovers(OutageLoss(host_machines=frozenset(machines))) for machines in sets)
         assert Fraction(recovered, len(sets)) == recovery_probability(16, 2, lost)
         # A machine holds four members of each group: losing any is more than one copy can bear.
-        assert not any(reft.recovers(Lost(host_machines=frozenset(machines))) for machines in sets)
+        assert not any(reft.recovers(OutageLoss(host_machines=frozenset(machines))) for machines in sets)
     spread = large(16, machines_per_rack="1", data="16", tensor="8")
     arc = parse_policy("reft=arc", spread).tiers[0]
-    assert all(arc.recovers(Lost(host_machines=frozenset({machine}))) for machine in range(16))
-    assert not arc.recovers(Lost(host_machines=frozenset({3, 9})))
-    assert parse_policy("reft=arc-aec", spread).tiers[0].recovers(Lost(host_machines=frozenset({3, 9})))
+    assert all(arc.recovers(OutageLoss(host_machines=frozenset({machine}))) for machine in range(16))
+    assert not arc.recovers(OutageLoss(host_machines=frozenset({3, 9})))
+    assert parse_policy("reft=arc-aec", spread).tiers[0].recovers(OutageLoss(host_machines=frozenset({3, 9})))
 
 
 def test_no_failures_waste_nothing_and_ask_for_nothing() -> None:
@@ -202,22 +202,22 @@ def test_bad_policies_are_refused(policy: str, message: str) -> None:
 
 def test_what_cannot_run_here_is_refused_with_the_reason() -> None:
     sharded = large(8, CRASH, shard_group="32")
-    refused = {row.policy: row.reason for row in compare(sharded) if isinstance(row, Refused)}
+    refused = {row.policy: row.reason for row in compare(sharded) if isinstance(row, RefusedPolicy)}
     assert "nothing is redundant" in refused["reft+periodic"]
     small = large(8, CRASH, host='"1000 GiB"')
-    refused = {row.policy: row.reason for row in compare(small) if isinstance(row, Refused)}
+    refused = {row.policy: row.reason for row in compare(small) if isinstance(row, RefusedPolicy)}
     assert "do not fit the machines' memory" in refused["gemini+periodic"]
     tiny = describe(CRASH, host='"300 GiB"')
-    refused = {row.policy: row.reason for row in compare(tiny) if isinstance(row, Refused)}
+    refused = {row.policy: row.reason for row in compare(tiny) if isinstance(row, RefusedPolicy)}
     assert "needs 417 GiB of host memory on machine 0: memory.host gives it 300 GiB" in refused["checkfreq"]
     assert isinstance(parse_policy("none", tiny), Policy)
     with pytest.raises(InvalidInput, match="none of the policies can run"):
-        recommend(tiny, [Refused("checkfreq", "x")])
+        recommend(tiny, [RefusedPolicy("checkfreq", "x")])
     zero_1 = large(8, CRASH, optimizer_is_sharded="true")
     with pytest.raises(InvalidInput, match="it must be reft=aor"):
         parse_policy("reft=arc", zero_1).host_memory_bytes  # noqa: B018
-    assert parse_policy("reft", zero_1).tier_for(Lost(host_machines=frozenset({0}))) is None
-    assert parse_policy("reft", zero_1).tier_for(Lost(device_ranks=frozenset({0}))) is not None
+    assert parse_policy("reft", zero_1).tier_for(OutageLoss(host_machines=frozenset({0}))) is None
+    assert parse_policy("reft", zero_1).tier_for(OutageLoss(device_ranks=frozenset({0}))) is not None
 
 
 @pytest.mark.parametrize("name", REPRODUCTIONS)

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.redundancy import Layout, cell, groups, layout, recovered, survives
+from jitckpt.decisions.redundancy import CellLayout, cell, groups, layout, recovered, survives
 from jitckpt.planning import redundancy
-from jitckpt.planning.mesh import Mesh, loses_a_shard
+from jitckpt.planning.mesh import PlannedMesh, loses_a_shard
 
 
 @given(
@@ -17,7 +17,7 @@ from jitckpt.planning.mesh import Mesh, loses_a_shard
 def test_ranks_and_coordinates_are_one_to_one(
     pipeline: int, data: int, tensor: int, order: list[str]
 ) -> None:
-    mesh = Mesh(pipeline, data, tensor, order=(order[0], order[1], order[2]))
+    mesh = PlannedMesh(pipeline, data, tensor, order=(order[0], order[1], order[2]))
     seen = {mesh.coordinates(rank) for rank in range(mesh.gpus)}
     assert len(seen) == mesh.gpus
     assert all(mesh.rank(*mesh.coordinates(rank)) == rank for rank in range(mesh.gpus))
@@ -27,25 +27,25 @@ def test_ranks_and_coordinates_are_one_to_one(
 
 
 def test_hybrid_sharding_has_fewer_replicas() -> None:
-    mesh = Mesh(1, 8, 1, shard_group=4)
+    mesh = PlannedMesh(1, 8, 1, shard_group=4)
     assert (mesh.replicas, mesh.shards) == (2, 4)
     assert not loses_a_shard(mesh, range(4))
     assert loses_a_shard(mesh, [1, 5])
-    assert loses_a_shard(Mesh(1, 8, 1, shard_group=8), [3])
+    assert loses_a_shard(PlannedMesh(1, 8, 1, shard_group=8), [3])
     assert not loses_a_shard(mesh, [])
 
 
 @pytest.mark.parametrize(
     ("mesh", "gpus_per_machine", "losing"),
     [
-        (Mesh(4, 2, 4), 8, True),  # both replicas of a stage on one machine
-        (Mesh(4, 2, 4, order=("tensor", "pipeline", "data")), 8, False),
-        (Mesh(1, 4, 2), 8, True),
-        (Mesh(1, 4, 2), 1, False),
+        (PlannedMesh(4, 2, 4), 8, True),  # both replicas of a stage on one machine
+        (PlannedMesh(4, 2, 4, order=("tensor", "pipeline", "data")), 8, False),
+        (PlannedMesh(1, 4, 2), 8, True),
+        (PlannedMesh(1, 4, 2), 1, False),
     ],
 )
 def test_the_order_of_the_mesh_decides_what_a_machine_takes(
-    mesh: Mesh, gpus_per_machine: int, losing: bool
+    mesh: PlannedMesh, gpus_per_machine: int, losing: bool
 ) -> None:
     for first in range(0, mesh.gpus, gpus_per_machine):
         assert loses_a_shard(mesh, range(first, first + gpus_per_machine)) == losing
@@ -55,7 +55,7 @@ def test_the_order_of_the_mesh_decides_what_a_machine_takes(
 def test_saved_ranges_are_every_shard_once(
     pipeline: int, replicas: int, tensor: int, shard_group: int, size: int
 ) -> None:
-    mesh = Mesh(pipeline, replicas * shard_group, tensor, shard_group)
+    mesh = PlannedMesh(pipeline, replicas * shard_group, tensor, shard_group)
     ranges: dict[int, list[tuple[int, int]]] = {}
     for rank in range(mesh.gpus):
         ranges.setdefault(mesh.shard(rank), []).append(redundancy.saved_range(mesh, rank, size))
@@ -85,7 +85,7 @@ def test_aor_copies_gradients_and_keeps_optimizers() -> None:
     assert costs.survives_losses == 1
 
 
-def losses_survived(plan: Layout) -> int:
+def losses_survived(plan: CellLayout) -> int:
     """The largest number of losses that it survives whoever is lost, by trying all."""
     for losses in range(plan.members + 1):
         if not all(survives(plan, lost) for lost in itertools.combinations(range(plan.members), losses)):
@@ -131,7 +131,7 @@ def test_copy_and_plain_parity_together_lose_a_cell_with_two_neighbours() -> Non
         frozenset((d, cell) for d, _ in copy.kept[member] for cell in range(plain.cells_per_shard))
         for member in range(members)
     )
-    naive = Layout(members, plain.cells_per_shard, kept, plain.parity)
+    naive = CellLayout(members, plain.cells_per_shard, kept, plain.parity)
     assert not survives(naive, [0, 1])
     assert survives(layout(members, 1, True), [0, 1])
 
@@ -150,9 +150,9 @@ def test_nonsense_is_refused() -> None:
     with pytest.raises(InvalidInput, match="stage_bytes is nan"):
         redundancy.aec(math.nan, 4)
     with pytest.raises(InvalidInput, match="shard_group is 3: it must divide data"):
-        Mesh(1, 8, 1, shard_group=3)
+        PlannedMesh(1, 8, 1, shard_group=3)
     with pytest.raises(InvalidInput, match="order is"):
-        Mesh(1, 8, 1, order=("data", "data", "tensor"))
+        PlannedMesh(1, 8, 1, order=("data", "data", "tensor"))
 
 
 def test_groups_are_whole_and_the_last_one_takes_the_rest() -> None:

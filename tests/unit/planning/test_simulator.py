@@ -24,7 +24,7 @@ from jitckpt.planning.failures import (
     with_triggered,
 )
 from jitckpt.planning.plan import analyse
-from jitckpt.planning.policies import Lost, parse_policy
+from jitckpt.planning.policies import OutageLoss, parse_policy
 from jitckpt.planning.simulator import (
     OVERHEAD,
     RECOVERING,
@@ -110,14 +110,14 @@ def test_the_smallest_jobs_agree_with_the_plan(gpus: int, policy: str) -> None:
     assert_agrees(wastes, analysis.wasted_share)
 
 
-def first_order_job(description: Description, policy: str) -> cost.Job:
+def first_order_job(description: Description, policy: str) -> cost.JobCosts:
     """What the papers' formulas take, from the steps that the simulator plays."""
     tier = parse_policy(policy, description).tiers[0]
     save = tier.times.jit_save if policy == "user-jit" else tier.times.snapshot + tier.times.write
-    outage = tier.outage_seconds(Lost()) - (save if policy == "user-jit" else 0)
+    outage = tier.outage_seconds(OutageLoss()) - (save if policy == "user-jit" else 0)
     job = description.job
     per_gpu_day = description.failures_per_second * DAY / job.mesh.gpus
-    return cost.Job(job.mesh.gpus, per_gpu_day, save, outage, job.minibatch_seconds)
+    return cost.JobCosts(job.mesh.gpus, per_gpu_day, save, outage, job.minibatch_seconds)
 
 
 def test_agrees_with_equation_1_where_failures_are_rare() -> None:
@@ -143,8 +143,8 @@ def test_agrees_with_both_together_where_failures_are_rare() -> None:
     failures = failure("crash", "gpu", 0.0225, "process") + failure("bug", "job", 0.02, "process")
     description = describe(failures)
     jit, periodic = (first_order_job(description, policy) for policy in ("user-jit", "periodic"))
-    common = cost.Job(8, 0.0225, jit.save_seconds, jit.restore_seconds, 2.0)
-    rare = cost.Job(8, 0.0025, periodic.save_seconds, periodic.restore_seconds)
+    common = cost.JobCosts(8, 0.0225, jit.save_seconds, jit.restore_seconds, 2.0)
+    rare = cost.JobCosts(8, 0.0025, periodic.save_seconds, periodic.restore_seconds)
     every = 6 * 3600
     expected = (
         cost.user_level_jit_waste_all_gpus(common).per_useful_second
@@ -162,7 +162,7 @@ def test_agrees_with_equation_8() -> None:
         communicator_time='"0 s"',
         minibatch_time='"60 s"',
     )
-    expected = cost.transparent_jit_waste(cost.Job(8, 2.0, 0.0, 0.0, 60.0)).share
+    expected = cost.transparent_jit_waste(cost.JobCosts(8, 2.0, 0.0, 0.0, 60.0)).share
     wastes = [play(description, "transparent-jit", 100, seed).wasted_share for seed in range(20)]
     assert_agrees(wastes, expected)
 
@@ -205,7 +205,7 @@ def test_agrees_with_the_expected_time_of_a_job_with_saves() -> None:
     policy = parse_policy("periodic=1h", description)
     assert policy.files is not None
     stall = policy.files.stall_seconds
-    kind = exact.FailureKind("crash", 8 / DAY, policy.files.outage_seconds(Lost()), True)
+    kind = exact.FailureKind("crash", 8 / DAY, policy.files.outage_seconds(OutageLoss()), True)
     expected = exact.expected_seconds(exact.Schedule(minibatches, 2.0, 4, per_save, stall), [kind])
     ends = []
     for seed in range(300):
@@ -270,7 +270,7 @@ def test_what_memory_keeps_while_machines_age_agrees_with_the_survival(method: s
     survived = 0
     for seed in range(runs):
         failed = {f.component for f in weibull_failures(description, 1.4, until, seed)}
-        survived += reft.recovers(Lost(host_machines=frozenset(failed)))
+        survived += reft.recovers(OutageLoss(host_machines=frozenset(failed)))
     expected = job_survival(life, 16, 8, losses, until)
     assert abs(survived / runs - expected) < 4 * math.sqrt(expected * (1 - expected) / runs)
 

@@ -1,0 +1,198 @@
+"""What is said where all ranks of a host go on on one that stands by (migration/leaving.py, standby.py).
+
+The host that is left says Move, then each ImageFile with its ImagePieces, and Whole. RanksRestored answers,
+or Refused as in visits. Then HandOver goes there, and Taken comes back. Bytes stand in hexadecimal digits.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from jitckpt.wire.agents import Come
+from jitckpt.wire.checked import Checked, CheckedPart
+from jitckpt.wire.hosts import PORTS, Host
+
+PROCESSES = range(2, 1 << 31)
+
+
+def _no_hex(texts: Iterable[str]) -> str | None:
+    """Return what is wrong if one of these is not bytes in hexadecimal digits."""
+    for text in texts:
+        try:
+            bytes.fromhex(text)
+        except ValueError:
+            return f"{text!r:.80} is not hexadecimal"
+    return None
+
+
+@dataclass(frozen=True)
+class DumpedRank(CheckedPart):
+    """What is to be known of a rank whose processes are images, beside these, to make them again.
+
+    pids: of all its processes, the worker first. sockets: inode, kind and name of those whose other ends are
+    the agent's; outputs, memory, folders: as decisions.belongings.Carried has them. said: on each socket, and
+    not read yet. conversations: with the job's store, for StoreRelay.take_over. askers: who asks for device
+    servers, on which socket and from which process, and how the servers of each have ended. files: how long
+    each is that it writes, where it goes on on the same host.
+    """
+
+    rank: int
+    pids: tuple[int, ...]
+    sockets: tuple[tuple[int, int, str], ...]
+    outputs: tuple[tuple[str, int], ...]
+    memory: tuple[str, ...]
+    folders: tuple[str, ...]
+    said: dict[str, list[str]]
+    conversations: dict[str, str]
+    askers: tuple[tuple[str, int, tuple[tuple[int, str], ...]], ...]
+    files: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def pid(self) -> int:
+        """The worker's."""
+        return self.pids[0]
+
+    def problem(self) -> str | None:
+        if not self.pids or any(pid not in PROCESSES for pid in self.pids):
+            return f"{self.pids!r:.80} are no processes"
+        names = {name for _, _, name in self.sockets}
+        named = {*self.said, *self.conversations, *(name for name, *_ in self.askers)}
+        if "agent" not in names or not named <= names:
+            return f"{named | {'agent'}!r:.80} are to be among the sockets {names!r:.80}"
+        return _no_hex([*self.conversations.values(), *(one for all_ in self.said.values() for one in all_)])
+
+
+@dataclass(frozen=True)
+class JobFacts(CheckedPart):
+    """What each agent has to know of the job. run: its identity. workers_store: address and port."""
+
+    run: str
+    restart: int
+    workers_store: tuple[str, int]
+
+    def problem(self) -> str | None:
+        port = self.workers_store[1]
+        return None if port in PORTS and port else f"{port} is no port"
+
+
+@dataclass(frozen=True)
+class Move(Checked):
+    """All ranks of the host `index` are to go on here.
+
+    secret: of this start. relay: by which the ranks reach the store. clock: since the host was started.
+    """
+
+    type = "move"
+    facts: JobFacts
+    index: int
+    hosts: list[Host]
+    secret: str
+    relay: str
+    clock: float
+    ranks: list[DumpedRank]
+
+    def problem(self) -> str | None:
+        if self.index not in range(len(self.hosts)):
+            return f"it has {len(self.hosts)} hosts, and is of host {self.index}"
+        ranks = [one.rank for one in self.ranks]
+        if not ranks or sorted(ranks) != sorted(self.hosts[self.index].ranks):
+            return f"the host has the ranks {self.hosts[self.index].ranks!r:.80}, and {ranks!r:.80} come"
+        return _no_hex([self.secret]) if self.relay else "the relay has no name"
+
+
+@dataclass(frozen=True)
+class ImageFile(Checked):
+    """A file of a rank's images, and how long it is. image: its name; "": the rank's local state."""
+
+    type = "file"
+    rank: int
+    image: str
+    size: int
+
+    def problem(self) -> str | None:
+        if "/" in self.image or "\0" in self.image or self.image in (".", ".."):
+            return f"{self.image!r:.80} is no name of an image"
+        return None if 0 <= self.size < 1 << 63 else f"{self.size} is no size"
+
+
+@dataclass(frozen=True)
+class ImagePiece(Checked):
+    """What stands at this place in such a file, behind this, with its checksum."""
+
+    type = "file_part"
+    rank: int
+    image: str
+    at: int
+    sum: str
+
+    def problem(self) -> str | None:
+        return None if 0 <= self.at < 1 << 63 else f"{self.at} is no place in a file"
+
+
+@dataclass(frozen=True)
+class Whole(Checked):
+    """That was all of the files."""
+
+    type = "whole"
+
+
+@dataclass(frozen=True)
+class RanksRestored(Checked):
+    """The processes are there. port: where the other agents find this one. seconds: that it took."""
+
+    type = "restored"
+    port: int
+    seconds: float
+
+    def problem(self) -> str | None:
+        return None if self.port in PORTS and self.port else f"{self.port} is no port"
+
+
+@dataclass(frozen=True)
+class Steps(CheckedPart):
+    """What a host knows of all hosts' steps, see decisions.step_tree.TreePlace."""
+
+    own: Come
+    told: Come
+    everywhere: Come
+    below: list[tuple[int, Come]]
+
+
+@dataclass(frozen=True)
+class Unheard(CheckedPart):
+    """A message of wire/agents.py that nobody has acted on, and what was behind it."""
+
+    host: int
+    message: dict[str, Any]
+    data: str
+
+    def problem(self) -> str | None:
+        return _no_hex([self.data])
+
+
+@dataclass(frozen=True)
+class HandOver(Checked):
+    """The other agents expect the host that stands by, and no other. What is said to its ranks from here on.
+
+    barrier: what the step barrier holds; "": there is none. steps: None where no other host asks for them.
+    size: bytes that have been sent. dump, transfer, restore: the seconds that each of these took.
+    """
+
+    type = "hand_over"
+    barrier: str
+    steps: Steps | None
+    unheard: list[Unheard]
+    size: int
+    dump: float
+    transfer: float
+    restore: float
+
+    def problem(self) -> str | None:
+        return _no_hex([self.barrier])
+
+
+@dataclass(frozen=True)
+class Taken(Checked):
+    """The ranks are here."""
+
+    type = "taken"
