@@ -23,7 +23,7 @@ from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.tier import Held, Shard, Taker, Tier
 from jitckpt.wire import visits
 from jitckpt.wire.checked import Checked, Kind, ProtocolError
-from jitckpt.wire.visits import Add, Done, Go, Index, Put, Refused, Remake, There, WantShard
+from jitckpt.wire.visits import Add, Done, Go, Index, Put, PutPart, Refused, Remake, There, WantShard
 
 VISIT = "memory"  # what an agent says that comes for this
 ANSWER_SECONDS = 30.0
@@ -248,7 +248,7 @@ async def beside(
         os.close(stop)
 
 
-def slot_and_seal(said: Put | Add | Remake | There) -> tuple[int, shard.Seal]:
+def slot_and_seal(said: Put | PutPart | Add | Remake | There) -> tuple[int, shard.Seal]:
     """Return what a message says of a shard. Raises SaveError for nonsense."""
     try:
         seal = shard.parse_seal(bytes.fromhex(said.seal))

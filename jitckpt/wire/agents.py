@@ -4,7 +4,7 @@ A link's own messages begin the list, then those between control threads, then t
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from jitckpt.wire import checked
 from jitckpt.wire.checked import Checked
@@ -205,7 +205,7 @@ class StepBarrier(Message):
 
 @dataclass(frozen=True)
 class Kept(Message):
-    """The hosts `by` have a rank's state after these steps.
+    """The hosts `by` have a rank's state after these steps; those of `parts` the newest, all together.
 
     seconds: that the snapshot of step `took` took, where that is known (not 0), and a step of the rank.
     """
@@ -214,6 +214,7 @@ class Kept(Message):
     rank: int
     steps: list[int]
     by: list[int]
+    parts: list[int] = field(default_factory=list)
     took: int = 0
     seconds: float = 0.0
     step_seconds: float = 0.0
@@ -256,14 +257,16 @@ class Allow(Message):
 class Safe(Message):
     """A step that all ranks have, and all holders; settled: what comes later is not waited for any more.
 
-    keepers: of each host which hosts keep its ranks' shards; empty: as before. every, since, why: how often
-    there is a snapshot, from which step on; every 0: as before.
+    keepers: of each host which hosts keep its ranks' shards; empty: as before. parts: of each host which
+    hosts keep these all together. every, since, why: how often there is a snapshot, from which step on; every
+    0: as before.
     """
 
     type = "safe"
     safe: int
     settled: int
     keepers: list[list[int]] = field(default_factory=list)
+    parts: list[list[int]] = field(default_factory=list)
     every: int = 0
     since: int = 0
     why: str = ""
@@ -272,8 +275,70 @@ class Safe(Message):
         return None if self.every >= 0 else f"every {self.every} steps is no rule"
 
 
-OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
-OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
+@dataclass(frozen=True)
+class NoRoom(Message):
+    """No host has room for a copy of some rank's state as a whole: who has room for parts of it?"""
+
+    type = "no_room"
+
+
+@dataclass(frozen=True)
+class WantRoom(Message):
+    """For how much have you room, and how much have you to send? Answered by Room."""
+
+    type = "want_room"
+    number: int
+
+
+@dataclass(frozen=True)
+class Room(Message):
+    """The answer to WantRoom (decisions.spreading.Room). needs: by rank; rates: by host."""
+
+    type = "room"
+    number: int
+    needs: dict[str, int]
+    memory: int
+    directory: int
+    beside: int
+    rates: dict[str, float]
+    into_directory: float
+
+
+class PartTo(TypedDict):
+    """Where a part goes, see decisions.spreading.Part."""
+
+    rank: int
+    host: int
+    in_directory: bool
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class SpreadOut(Message):
+    """From now on parts go so; for lacking ranks there is too little room.
+
+    seconds: that the longest link needs; 0: no link is measured.
+    """
+
+    type = "spread_out"
+    parts: list[PartTo]
+    seconds: float
+    lacking: list[int]
+
+
+@dataclass(frozen=True)
+class GivenBack(Message):
+    """Who says this has needed its memory, and has no parts of these ranks' states any more."""
+
+    type = "given_back"
+    ranks: list[int]
+
+
+OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
+OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
+OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
+OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepBarrier)
 KINDS = checked.by_type(
     (

@@ -72,6 +72,8 @@ def values_for(hint: Any) -> st.SearchStrategy[Any]:
             st.fixed_dictionaries({key: values_for(one) for key, one in get_type_hints(part).items()}),
             max_size=3,
         )
+    if get_origin(hint) is dict:
+        return st.dictionaries(short_text, values_for(get_args(hint)[1]), max_size=3)
     return st.sampled_from(get_args(hint))
 
 
