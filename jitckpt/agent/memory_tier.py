@@ -158,10 +158,7 @@ class MemoryTier:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
         self._gathered, self._collected = None, False
         self.may_spread = (
-            self.wanted.mode in (PEER, BY_SCRIPT)
-            and not self.wanted.sharded
-            and self.copies > 1
-            and len(hosts.all) > 1
+            self.wanted.mode != PARITY and not self.wanted.sharded and self.copies > 1 and len(hosts.all) > 1
         )
         self._own = frozenset(hosts.all[hosts.index].ranks)
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
