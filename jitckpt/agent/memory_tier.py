@@ -16,15 +16,16 @@ from pathlib import Path
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
 from jitckpt.agent.parity import ParityOfHosts, as_parities
+from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory, as_parts
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.decoding import decodable
+from jitckpt.decisions.decoding import decodable, whole_of_parts
 from jitckpt.decisions.holders import holders
 from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
-from jitckpt.decisions.sources import Kind, Parity, Source
+from jitckpt.decisions.sources import Kind, Piece, Source
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import visiting
@@ -38,6 +39,8 @@ from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import ParityMemory, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.tiers.part_peers import PeerParts
+from jitckpt.tiers.parts import HeldParts
 from jitckpt.tiers.remaking import Remaker
 from jitckpt.wire import visits
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
@@ -62,7 +65,10 @@ class MemoryTier:
         self._keeper = KeptMemory(job, wanted.keep, start=wanted.mode != BY_SCRIPT)
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         held = self._keeper.descriptors
-        self.memory = HostMemory({key: one for key, one in held.items() if key >= 0}, self.limit)
+        of_ranks = {key: one for key, one in held.items() if 0 <= key < MEMORY_PARTS}
+        self.memory = HostMemory(of_ranks, self.limit)
+        self.spare = SpareMemory(self.memory, held, wanted.directory, self._hold, self._drop)
+        self.may_spread = False  # parts of what no host has room for as a whole
         self._parity: ParityOfHosts | None = None
         if wanted.mode == PARITY:
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
@@ -70,6 +76,7 @@ class MemoryTier:
             self._parity = ParityOfHosts(wanted.copies, self.memory, parities)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
+        self._own: frozenset[int] = frozenset()  # ranks of this host
         self._gathered: int | None = None  # in this meeting: see PeerMemory.gathered
         self._assembled = Assembled(self.memory)
         self._remaker = Remaker(self.memory)
@@ -90,6 +97,8 @@ class MemoryTier:
         if self.wanted.mode == BY_SCRIPT:
             return MEMORY_LIMIT.to(self.limit / ranks)
         share = self.copies if self.parity is None else self.parity.share
+        if self.may_spread:
+            share = 1  # what there is no room for beside these goes elsewhere
         return {
             **MEMORY_TIER.to(self._mode()),
             **MEMORY_EVERY.to(self.wanted.steps),
@@ -110,7 +119,8 @@ class MemoryTier:
         if self.wanted.mode != BY_SCRIPT or told is None:
             return self.wanted.mode != BY_SCRIPT
         with self._holding:
-            self.wanted = replace(told, domains=self.wanted.domains, address=self.wanted.address)
+            ours = {name: getattr(self.wanted, name) for name in ("domains", "address", "directory")}
+            self.wanted = replace(told, **ours)
             if told.limit is not None:
                 self.limit = self.memory.limit = told.limit
             self._keeper.start(told.keep)
@@ -147,6 +157,10 @@ class MemoryTier:
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
         self._gathered, self._collected = None, False
+        self.may_spread = (
+            self.wanted.mode != PARITY and not self.wanted.sharded and self.copies > 1 and len(hosts.all) > 1
+        )
+        self._own = frozenset(hosts.all[hosts.index].ranks)
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self._parity is not None:
             self._parity.meet(hosts)
@@ -177,6 +191,8 @@ class MemoryTier:
             return True
         if await remade_peers.answer(self.memory, self._remaker, self._why_not, request, connection):
             return True
+        if await self.spare.answer(self._why_no_part, request, connection):
+            return True
         if self.parity is None:
             return False
         of = self.parity.parities
@@ -188,14 +204,14 @@ class MemoryTier:
         What can't be had is no error here: then the ranks agree on files.
         """
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
-        held, parities = self._what_all_have(hosts, tiers)
-        failed: list[Source | Parity] = []
-        decided = partial(decide, hosts, held, failed, parities)
+        held, parities, parts = self._what_all_have(hosts, tiers)
+        failed: list[Piece] = []
+        decided = partial(decide, hosts, held, failed, parities, parts=parts)
         step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
-            again = partial(decide, hosts, held, failed, parities, least)
+            again = partial(decide, hosts, held, failed, parities, least, parts=parts)
             self._get(hosts, tiers, held, again, failed)
         elif step == 0 and self._log.leading and any(held.values()):
             what = "its parity" if self.parity is not None else "its copies"
@@ -211,9 +227,11 @@ class MemoryTier:
         """
         there = [host for host in range(len(hosts.all)) if host not in hosts.lost]
         tiers = {host: PeerParity(hosts, host) for host in there if host != hosts.index}
-        held, parities = self._what_all_have(hosts, tiers)
-        failed: list[Source | Parity] = []
-        self._get(hosts, tiers, held, partial(decide, hosts, held, failed, parities, step), failed)
+        held, parities, parts = self._what_all_have(hosts, tiers)
+        failed: list[Piece] = []
+        self._get(
+            hosts, tiers, held, partial(decide, hosts, held, failed, parities, step, parts=parts), failed
+        )
         self._collected = True
         until = time.monotonic() + COLLECT_SECONDS
         for host, tier in tiers.items():  # which may need what is here
@@ -247,7 +265,7 @@ class MemoryTier:
         tiers: Mapping[int, PeerParity],
         held: Mapping[int, Sequence[HeldShard]],
         decided: Callable[[], sources.SourcePlan | None],
-        failed: list[Source | Parity],
+        failed: list[Piece],
     ) -> int:
         """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
         begun = time.monotonic()
@@ -256,10 +274,10 @@ class MemoryTier:
             for source in self._wanted_here(hosts, plan, held, failed):
                 rank = source.rank
                 try:
-                    if source.host == hosts.index and source.kind != Kind.PARITY:
+                    if source.host == hosts.index and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
                         host_memory.check(self.memory.of(rank), source.step)
                         continue
-                    fetched += self._fetch(source, tiers)
+                    fetched += self._fetch(source, hosts, tiers)
                     self._hold(rank)
                 except (LinkError, SaveError, PieceLost) as error:
                     failed.append(error.piece if isinstance(error, PieceLost) else source)
@@ -283,7 +301,7 @@ class MemoryTier:
         hosts: Hosts,
         plan: sources.SourcePlan,
         held: Mapping[int, Sequence[HeldShard]],
-        failed: Collection[Source | Parity],
+        failed: Collection[Piece],
     ) -> list[Source]:
         """Return what this host's ranks need: their own shards, and where those are cut their replicas'.
 
@@ -304,9 +322,10 @@ class MemoryTier:
 
     def _what_all_have(
         self, hosts: Hosts, tiers: Mapping[int, PeerParity]
-    ) -> tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]]]:
+    ) -> tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]], dict[int, HeldParts]]:
         held: dict[int, Sequence[HeldShard]] = {hosts.index: self.memory.has()}
         parities: dict[int, Sequence[HeldParity]] = {}
+        parts: dict[int, HeldParts] = {hosts.index: self.spare.has()} if self.may_spread else {}
         if self.parity is not None:
             parities[hosts.index] = self.parity.parities.has()
         for host, tier in tiers.items():
@@ -314,13 +333,17 @@ class MemoryTier:
                 held[host] = tier.has()
                 if self.parity is not None:
                     parities[host] = tier.parities()
+                if self.may_spread:
+                    parts[host] = PeerParts(hosts, host).parts()
             except (LinkError, SaveError) as error:
                 self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
-        return held, parities
+        return held, parities, parts
 
-    def _fetch(self, source: Source, tiers: Mapping[int, PeerParity]) -> int:
+    def _fetch(self, source: Source, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
         """Bring a source into this host's memory; return the bytes that came."""
         timeline = _within_job(source.timeline)
+        if source.kind == Kind.PARTS:
+            return self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), self.memory)
         if source.kind == Kind.PARITY and self.parity is not None:
             return self.parity.decode(source, timeline, tiers)
         return tiers[source.host].get(source.rank, source.step, timeline, self.memory)
@@ -358,6 +381,7 @@ class MemoryTier:
     def close(self, *, end: bool) -> None:
         """Free the memory; end: no later agent goes on from it."""
         self._assembled.close()
+        self.spare.close()
         self.memory.close()
         if self._parity is not None:
             self._parity.parities.close()
@@ -369,6 +393,8 @@ class MemoryTier:
             self._hold(rank)
 
     def _memfd(self, key: int) -> int:
+        if key >= MEMORY_PARTS:
+            return self.spare.descriptors[key]
         if key >= 0 or self._parity is None:
             return self.memory.of(key)
         return self._parity.parities.of(_number(key))
@@ -376,7 +402,14 @@ class MemoryTier:
     def _held(self) -> dict[int, int]:
         """Return all memfds as the keeper knows them: parities have negative numbers."""
         of_parity = {} if self._parity is None else self._parity.parities.descriptors
-        return {**self.memory.descriptors, **{_number(key): one for key, one in of_parity.items()}}
+        return {
+            **self.memory.descriptors,
+            **self.spare.descriptors,
+            **{_number(key): one for key, one in of_parity.items()},
+        }
+
+    def _drop(self, key: int) -> None:
+        self._keeper.drop(key)
 
     def _hold(self, key: int) -> None:
         """Have the keeper hold a memfd; one that was killed is replaced, and gets all."""
@@ -411,6 +444,11 @@ class MemoryTier:
             self._hold(rank)
             return None
         return f"Rank {rank}'s state is not for this host to keep."
+
+    def _why_no_part(self, rank: int) -> str | None:
+        if self.may_spread and rank not in self._own:
+            return None
+        return f"Parts of rank {rank}'s state are not for this host to keep."
 
     def allow(self, rank: int) -> None:
         """Keep this rank's state, too: the host that was to do it does not answer."""
@@ -475,9 +513,11 @@ def machines_of(hosts: Hosts) -> list[Machine]:
 def decide(
     hosts: Hosts,
     held: Mapping[int, Sequence[HeldShard]],
-    failed: Collection[Source | Parity],
+    failed: Collection[Piece],
     parities: Mapping[int, Sequence[HeldParity]],
     newest: float = inf,
+    *,
+    parts: Mapping[int, HeldParts] | None = None,
 ) -> sources.SourcePlan | None:
     """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
     ranks = [rank for host in hosts.all for rank in host.ranks]
@@ -490,4 +530,6 @@ def decide(
         if known.problem(one.start, one.step) is None
     ]
     found += decodable(found, as_parities(parities, len(ranks)), failed)
+    of_shards = as_parts({} if parts is None else parts, len(ranks), known)
+    found += [one for one in whole_of_parts(of_shards, failed) if one.step <= newest]
     return sources.decide(ranks, found, failed)

@@ -20,6 +20,7 @@ from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.optimizer_steps import GradientSending
 from jitckpt.agent.pacer import Pacer
 from jitckpt.agent.sending import MemorySnapshot, Sending
+from jitckpt.agent.spreading import Spreading
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
@@ -32,6 +33,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
 from jitckpt.tiers.parity_peers import PeerParity
+from jitckpt.tiers.part_peers import PeerParts
 from jitckpt.tiers.remade_peers import PeerOptimizer
 from jitckpt.wire import agents
 
@@ -49,7 +51,8 @@ class _Rank:
     """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too.
 
     snapshot: the step of which one was begun last, and when. copied: how long it took to be in this host's
-    memory. size: its bytes, as many as went to each other host.
+    memory. size: its bytes, as many as went to each other host. problem: why another host has not got it;
+    is_refused: by the last one that was asked.
     """
 
     memory: int
@@ -59,6 +62,8 @@ class _Rank:
     snapshot: tuple[int, float] = (0, 0.0)
     copied: float = 0.0
     size: int = 0
+    problem: str = ""
+    is_refused: bool = False
 
     @property
     def step_seconds(self) -> float:
@@ -86,7 +91,8 @@ class MemoryProtection(threading.Thread):
         self._place()
         self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
         self._by: dict[int, list[int]] = {}  # at the root: of each rank the hosts with the newest
-        self._told_keepers: dict[int, list[int]] = {}
+        self._parts_of: dict[int, list[int]] = {}  # at the root: the same, where they have it all together
+        self._told_keepers: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         self.safe = 0
         self._settled = 0
         self._left_out = 0  # at the root: up to here ranks may have given up what is newer than the safe step
@@ -108,6 +114,12 @@ class MemoryProtection(threading.Thread):
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         # Of each host, those that have what its ranks had in the newest safe step, itself among them.
         self._keepers = {host: list(by) for host, by in enumerate(self._placed)}
+        # Of each host, those that have it all together, where no other has it as a whole.
+        self._parts: dict[int, list[int]] = {host: [] for host in self._keepers}
+        self._spreading: Spreading | None = None
+        if self._hosts is not None and self._tier.may_spread:
+            everybody = range(len(self._hosts.all))
+            self._spreading = Spreading(self._tier.spare, everybody, self._log, self._tell, self._publish)
         self._pace = Pacer(self._tier.wanted.steps)
         self._sending = Sending(self._tier.pace, [own.memory for own in self._own.values()], self._log)
 
@@ -136,7 +148,11 @@ class MemoryProtection(threading.Thread):
                 for member in self._placed[host]
             )
         else:
-            alive = all(set(self._keepers[host]) - set(lost) for host in lost)
+            alive = all(
+                set(self._keepers[host]) - set(lost)
+                or (self._parts[host] and not set(self._parts[host]) & set(lost))
+                for host in lost
+            )
         return self.safe if alive else None
 
     def have_failed(self, ranks: Collection[int], health: Health, lost: Collection[int]) -> None:
@@ -177,9 +193,12 @@ class MemoryProtection(threading.Thread):
             if time.monotonic() > keeper_seen + KEEPER_SECONDS:
                 keeper_seen = time.monotonic()
                 self._tier.see_keeper()
+                self._tier.spare.see_limit()
 
     def look(self) -> None:
-        """See what the ranks have put into this host's memory."""
+        """See what the ranks have put into this host's memory, and whether it needs what it has lent."""
+        if self._spreading is not None and (ranks := self._tier.spare.given_back()):
+            self._tell(agents.GivenBack(ranks))
         for rank, own in self._own.items():
             if host_memory.word(own.memory, OFF):
                 if self._off is None:
@@ -216,9 +235,13 @@ class MemoryProtection(threading.Thread):
     def hear(self, host: int, said: agents.OfMemory) -> None:
         """Take in what another host says, or this one. Raises ValueError for nonsense."""
         with self._lock:
+            if isinstance(said, agents.OF_SPREADING):
+                self._hear_of_parts(host, said)
+                return
             match said:
                 case agents.Kept(rank) if rank in self._ranks:
                     self._kept[rank], self._by[rank] = said.steps, said.by
+                    self._parts_of[rank] = said.parts
                     if said.took:
                         self._pace.measured(said.took, said.seconds, said.step_seconds)
                     self._count()
@@ -236,9 +259,9 @@ class MemoryProtection(threading.Thread):
                     self._end(f"rank {rank} makes no snapshots any more")
                 case agents.Allow(rank):
                     self._tier.allow(rank)
-                case agents.Safe(safe, settled, keepers, every, since):
-                    if len(keepers) == len(self._keepers):
-                        self._keepers = dict(enumerate(keepers))
+                case agents.Safe(safe, settled, keepers, parts, every, since):
+                    if len(keepers) == len(parts) == len(self._keepers):
+                        self._keepers, self._parts = dict(enumerate(keepers)), dict(enumerate(parts))
                     if every and (every, since) != self._pace.rule:
                         self._change_pace(every, since, said.why)
                     self._is_safe(safe, settled)
@@ -249,14 +272,21 @@ class MemoryProtection(threading.Thread):
 
     def _send(self, rank: int, own: _Rank, slot: int, step: int) -> None:
         """Have all holders take a rank's snapshot; count it then."""
-        by = [self._index]
-        for holder in list(self._holders):
+        by, parts = [self._index], self._send_parts(rank, step, False)
+        for holder in [] if parts else list(self._holders):
             took = self._send_to(holder, rank, step)
             if took is None:
                 return
             by += took
+        if len(by) == 1 and own.is_refused and not parts:
+            parts = self._send_parts(rank, step, True)
+        if problem := own.problem:
+            own.problem = ""
+            if not parts:
+                where = "" if self._tier.parity is not None else ", in its own host's memory alone"
+                self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
         own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        said = agents.Kept(rank, sorted(own.sent), by)
+        said = agents.Kept(rank, sorted(own.sent), by, parts)
         if step == own.snapshot[0]:
             seconds = time.monotonic() - own.snapshot[1]
             said = replace(said, took=step, seconds=seconds, step_seconds=own.step_seconds)
@@ -271,7 +301,7 @@ class MemoryProtection(threading.Thread):
     def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
         """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
         assert self._hosts is not None
-        problem = ""
+        problem, refused = "", False
         others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
         others = nearest(machines_of(self._hosts), self._index, others)
         if self._tier.parity is not None:
@@ -286,6 +316,7 @@ class MemoryProtection(threading.Thread):
                     self._put(host, rank, step)
                 except (LinkError, SaveError, OSError) as error:
                     problem = str(error)
+                    refused = isinstance(error, SaveError)
                     self._stopping.wait(TRY_SECONDS)
                 else:
                     if host != holder and holder in self._holders:  # else another rank's sender has seen it
@@ -294,9 +325,49 @@ class MemoryProtection(threading.Thread):
                     return [host]
         if self._stopping.is_set() or holder in self._hosts.lost:
             return None
-        where = "" if self._tier.parity is not None else ", in its own host's memory alone"
-        self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
+        self._own[rank].problem, self._own[rank].is_refused = problem, refused
         return []
+
+    def _send_parts(self, rank: int, step: int, wanted: bool) -> list[int]:
+        """Have several hosts take a part of a snapshot each, as was decided; return them, none if it was not.
+
+        wanted: have it decided if it is not.
+        """
+        if self._spreading is None or self._hosts is None or self._stopping.is_set():
+            return []
+        hosts, own = self._hosts, self._own[rank]
+        try:
+            one = self._tier.memory.shard(rank, step, self._tier.memory.timeline(rank, step))
+            found = self._spreading.parts_of(rank, one)
+            if not found and wanted:
+                found = self._spreading.wanted_parts(rank, one)
+            if not found:
+                return []
+
+            def peer_of(host: int) -> PeerParts:
+                return PeerParts(hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
+
+            with self._sending.under_way():
+                took = self._spreading.send(
+                    found, one, peer_of, is_measured=self._sending.is_as_fast_as_it_goes
+                )
+        except (LinkError, SaveError, OSError) as error:
+            own.problem = str(error)
+            self._spreading.failed(rank)
+            return []
+        own.size = one.seal.size
+        return took
+
+    def _hear_of_parts(self, host: int, said: agents.OfSpreading) -> None:
+        if self._spreading is None:
+            return
+        self._spreading.hear(host, said)
+        ranks = said.ranks if isinstance(said, agents.GivenBack) else []
+        gone = [rank for rank in ranks if host in self._parts_of.get(rank, ())]
+        self._parts_of |= {rank: [] for rank in gone}
+        if gone and self.safe:
+            keepers = self._found_keepers(), self._found_parts()
+            self._publish(agents.Safe(self.safe, self._settled, *keepers))
 
     def _put(self, host: int, rank: int, step: int) -> None:
         assert self._hosts is not None
@@ -319,7 +390,10 @@ class MemoryProtection(threading.Thread):
                     peer.put(one)
                     sent = one.seal.size
                 self._own[rank].size = sent
-        self._sending.sent(step, begun, time.monotonic(), self._own[rank].size)
+        ended = time.monotonic()
+        if self._spreading is not None and self._sending.is_as_fast_as_it_goes:
+            self._spreading.measured(host, self._own[rank].size, ended - begun)
+        self._sending.sent(step, begun, ended, self._own[rank].size)
 
     def _change_pace(self, every: int, since: int, why: str) -> None:
         """All ranks read of it before they read that a step is settled, and so before they come to that."""
@@ -343,6 +417,9 @@ class MemoryProtection(threading.Thread):
     def _is_safe(self, safe: int, settled: int) -> None:
         if safe > self.safe:
             self._send_in_time()
+            before = self.safe
+            if before:
+                self._tier.spare.drop_parts(lambda one: one.step < before)
         first = self.safe == 0 < safe
         self.safe, self._settled = max(self.safe, safe), max(self._settled, settled)
         if self._off is None:
@@ -377,9 +454,9 @@ class MemoryProtection(threading.Thread):
 
     def _tell_keepers(self) -> None:
         """Write down which host's memory has whose state, once and whenever that has changed."""
-        if self._keepers == self._told_keepers:
+        if (self._keepers, self._parts) == self._told_keepers:
             return
-        self._told_keepers = dict(self._keepers)
+        self._told_keepers = dict(self._keepers), dict(self._parts)
         count = 1 if self._hosts is None else len(self._hosts.all)
         self._log.write(
             "memory_placement",
@@ -388,6 +465,7 @@ class MemoryProtection(threading.Thread):
                     "host": socket.gethostname() if self._hosts is None else self._hosts.name(host),
                     "ranks": self._ranks if self._hosts is None else self._hosts.all[host].ranks,
                     "kept_by": self._keepers[host],
+                    **({"in_parts_on": self._parts[host]} if self._parts[host] else {}),
                 }
                 for host in range(count)
             ],
@@ -438,10 +516,11 @@ class MemoryProtection(threading.Thread):
         if self._index == ROOT and self._kept.keys() >= set(self._ranks):
             safe = confirmed(self._kept.values())
             if safe > max(self.safe, self._left_out):
-                keepers = self._found_keepers()
-                news = keepers if keepers != [*self._keepers.values()] else []
+                keepers, parts = self._found_keepers(), self._found_parts()
+                known = [*self._keepers.values()], [*self._parts.values()]
+                news = ([], []) if (keepers, parts) == known else (keepers, parts)
                 settled = max(self._settled, safe)
-                self._publish(agents.Safe(safe, settled, news, **self._pace.planned(safe)))
+                self._publish(agents.Safe(safe, settled, *news, **self._pace.planned(safe)))
 
     def _found_keepers(self) -> list[list[int]]:
         """Return of each host which hosts have what its ranks have."""
@@ -451,7 +530,17 @@ class MemoryProtection(threading.Thread):
             for of_host in ranks
         ]
 
-    def _publish(self, said: agents.Safe | agents.ProtectionEnds) -> None:
+    def _found_parts(self) -> list[list[int]]:
+        """Return of each host which others have its ranks' steps all together, if none has all of it."""
+        ranks = [self._ranks] if self._hosts is None else [host.ranks for host in self._hosts.all]
+        found: list[list[int]] = []
+        for host, of_host in enumerate(ranks):
+            by = {rank: {*self._by[rank], *self._parts_of.get(rank, ())} - {host} for rank in of_host}
+            spread = any(self._parts_of.get(rank) for rank in of_host)
+            found.append(sorted(set().union(*by.values())) if spread and all(by.values()) else [])
+        return found
+
+    def _publish(self, said: agents.Safe | agents.ProtectionEnds | agents.OfSpreading) -> None:
         if self._index == ROOT:
             if self._hosts is not None:
                 self._hosts.broadcast(said)

@@ -52,7 +52,7 @@ class Sending:
         self._idle: Idle | None = None
         self._planned: tuple[int, int, int] | None = None
         self._waited, self._waits = 0.0, 0
-        self._is_as_fast_as_it_goes = True
+        self.is_as_fast_as_it_goes = True
         self._sent: tuple[int, float, float, int] = (0, inf, 0.0, 0)  # of a step: from when to when, bytes
         self._text = ""
         pace.set_rate(inf)
@@ -77,7 +77,7 @@ class Sending:
 
     def sent(self, step: int, begun: float, ended: float, size: int) -> None:
         """A rank's snapshot has been sent: while nothing slows that down, it says how fast the network is."""
-        if not self._is_as_fast_as_it_goes:
+        if not self.is_as_fast_as_it_goes:
             return
         known, first, last, before = self._sent
         if known != step:
@@ -97,7 +97,7 @@ class Sending:
         self._waits = self._waits + 1 if late else 0
         self._waited = waited
         self._pace.set_rate(pacer.rate(size, copied, between, waited), pacer.spare(between))
-        self._is_as_fast_as_it_goes = False
+        self.is_as_fast_as_it_goes = False
         self._use_idle_spans(known, size, every, copied)
 
     def _use_idle_spans(self, ranks: Sequence[MemorySnapshot], size: int, every: int, copied: float) -> None:

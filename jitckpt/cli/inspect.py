@@ -145,6 +145,9 @@ def memory_table(found: Sequence[KeptShard]) -> Table:
         rank = f"{one.rank} of {one.world_size}" if one.world_size else ""
         if one.cut_among:
             rank += f", 1/{len(one.cut_among)} of it"
+        if one.part is not None:
+            first, last, count = one.part
+            rank += f", chunks {first} to {last} of {count}{', in a file' if one.in_file else ''}"
         if one.parity_of:
             rank = f"parity of {', '.join(map(str, one.parity_of))}"
         result.add_row(one.job[:8], rank, str(one.step), show_size(one.bytes), age, whom, state)

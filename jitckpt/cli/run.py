@@ -696,6 +696,59 @@ class RunParser(Parser):
         return "\n".join(parser.format_help() for parser in self._shown)
 
 
+def _add_memory(ours: argparse._ArgumentGroup) -> None:
+    """Add the options of the memory tier."""
+    ours.add_argument(
+        "--memory-tier",
+        type=_memory_tier,
+        default=None,
+        metavar="auto|off|peer[=M][+optimizer]|parity[=D]|sharded[+...]",
+        help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
+        "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
+        "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
+        "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
+        "parity over groups of D hosts (default 4), of which one may be lost at a time; sharded, "
+        "sharded+peer, sharded+parity: what D replicas hold alike is cut, each copies 1/D of it (default "
+        "off)",
+    )
+    ours.add_argument(
+        "--memory-every",
+        type=_memory_every,
+        metavar="STEPS|auto",
+        help="a snapshot for the memory tier after every so many steps; auto: as often as one is whole "
+        "everywhere before the next begins, which is measured (default: auto with --memory-tier auto, else "
+        "1)",
+    )
+    ours.add_argument(
+        "--memory-limit",
+        type=_mebibytes,
+        metavar="MIB",
+        help="host memory that the memory tier may take on this host (default: four fifths of what is free)",
+    )
+    ours.add_argument(
+        "--memory-keep",
+        type=_seconds,
+        metavar="SECONDS",
+        help="how long the memory tier's memory stays when the agent was killed, for the same command to "
+        "go on from (default 60)",
+    )
+    ours.add_argument(
+        "--memory-spill",
+        type=_spill,
+        default="",
+        metavar="DIR",
+        help="where this host keeps parts of others' states that no host's memory has room for, in files "
+        "without names: on its own disk, or a shared one (default: nowhere)",
+    )
+    ours.add_argument(
+        "--memory-interface",
+        type=_interface,
+        metavar="NAME|ADDRESS",
+        help="the network interface of this host over which others send what its memory is to keep (default: "
+        "the one that the agents talk over)",
+    )
+
+
 def run_parser() -> argparse.ArgumentParser:
     """Return the parser of all options, torchrun's and ours."""
     theirs = torchrun.get_args_parser()
@@ -831,47 +884,7 @@ def run_parser() -> argparse.ArgumentParser:
         "--rdzv-id, and no host of theirs has to live; who it is and by which certificates the variables of "
         "etcdctl say (ETCDCTL_USER, ETCDCTL_CACERT ...; needs jitckpt[etcd]; default: at their own store)",
     )
-    ours.add_argument(
-        "--memory-tier",
-        type=_memory_tier,
-        default=None,
-        metavar="auto|off|peer[=M][+optimizer]|parity[=D]|sharded[+...]",
-        help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
-        "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
-        "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
-        "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
-        "parity over groups of D hosts (default 4), of which one may be lost at a time; sharded, "
-        "sharded+peer, sharded+parity: what D replicas hold alike is cut, each copies 1/D of it (default "
-        "off)",
-    )
-    ours.add_argument(
-        "--memory-every",
-        type=_memory_every,
-        metavar="STEPS|auto",
-        help="a snapshot for the memory tier after every so many steps; auto: as often as one is whole "
-        "everywhere before the next begins, which is measured (default: auto with --memory-tier auto, else "
-        "1)",
-    )
-    ours.add_argument(
-        "--memory-limit",
-        type=_mebibytes,
-        metavar="MIB",
-        help="host memory that the memory tier may take on this host (default: four fifths of what is free)",
-    )
-    ours.add_argument(
-        "--memory-keep",
-        type=_seconds,
-        metavar="SECONDS",
-        help="how long the memory tier's memory stays when the agent was killed, for the same command to "
-        "go on from (default 60)",
-    )
-    ours.add_argument(
-        "--memory-interface",
-        type=_interface,
-        metavar="NAME|ADDRESS",
-        help="the network interface of this host over which others send what its memory is to keep (default: "
-        "the one that the agents talk over)",
-    )
+    _add_memory(ours)
     ours.add_argument(
         "--failure-domains",
         type=_domains,
@@ -1051,7 +1064,14 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
         keep=wanted.keep if args.memory_keep is None else args.memory_keep,
         domains=args.own_domains,
         address=args.memory_interface or "",
+        directory=args.memory_spill,
     )
+
+
+def _spill(text: str) -> str:
+    if not Path(text).is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is no directory; it must be there on each host")
+    return str(Path(text).absolute())
 
 
 def _interface(text: str) -> str:

@@ -1,14 +1,14 @@
-"""Which shards can be decoded from parity, and from what: sources like any other for sources.py."""
+"""Which shards can be decoded from parity, or put together of parts: sources like others for sources.py."""
 
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
 from jitckpt.decisions.redundancy import layout, recovered
-from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source
+from jitckpt.decisions.sources import NOBODY, Kind, Parity, PartOfShard, Piece, Source
 
 
 def decodable(
-    sources: Sequence[Source], parities: Sequence[Parity], failed: Collection[Source | Parity] = ()
+    sources: Sequence[Source], parities: Sequence[Parity], failed: Collection[Piece] = ()
 ) -> Iterator[Source]:
     """Yield a source for each rank of which nobody has a step that parity and the others' shards give.
 
@@ -31,3 +31,22 @@ def decodable(
             whole = tuple(one for one in there.values() if one is not None)
             size = (len(group) - 1) * sum(one.bytes for one in pieces)
             yield Source(group[lost], step, Kind.PARITY, timeline, pieces[0].host, size, (*pieces, *whole))
+
+
+def whole_of_parts(parts: Sequence[PartOfShard], failed: Collection[Piece] = ()) -> Iterator[Source]:
+    """Yield a source for each shard of which all chunks are somewhere. failed: as above."""
+    out = frozenset(failed)
+    by_shard: dict[tuple[int, int, str, str, int], list[PartOfShard]] = defaultdict(list)
+    for part in parts:
+        if part not in out:
+            by_shard[part.rank, part.step, part.timeline, part.of, part.chunks].append(part)
+    for (rank, step, timeline, _, chunks), found in sorted(by_shard.items()):
+        end = 0
+        used: list[PartOfShard] = []
+        # Of those that go on where the last one ends that which goes farthest.
+        while reach := [one for one in found if one.first <= end < one.first + one.count]:
+            used.append(max(reach, key=lambda one: (one.first + one.count, not one.in_directory, -one.host)))
+            end = used[-1].first + used[-1].count
+        if used and end == chunks:
+            size = sum(one.bytes for one in used)
+            yield Source(rank, step, Kind.PARTS, timeline, used[0].host, size, tuple(used))

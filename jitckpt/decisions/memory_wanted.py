@@ -29,6 +29,7 @@ class Wanted:
     the failure domains that this host is in. address: of this host, by which others send what it is to keep;
     "" for the one they know it by. sharded: what replicas hold alike is cut among them (decisions/cut.py).
     optimizer: other hosts get gradients, and make the optimizer's steps on their copies (tiers/remaking.py).
+    directory: of this host, for parts of others' states that no memory has room for; "" for none.
     """
 
     mode: str
@@ -40,6 +41,7 @@ class Wanted:
     address: str = ""
     sharded: bool = False
     optimizer: bool = False
+    directory: str = ""
 
     @property
     def steps(self) -> int:

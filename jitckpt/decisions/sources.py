@@ -20,7 +20,8 @@ class Kind(IntEnum):
     OWN_MEMORY = 2
     PEER_MEMORY = 3
     PARITY = 4
-    FILES = 5
+    PARTS = 5
+    FILES = 6
 
 
 # Bytes per second, as far as nobody has measured them: only their order matters.
@@ -30,6 +31,7 @@ RATES: Mapping[Kind, float] = {
     Kind.OWN_MEMORY: 1e10,
     Kind.PEER_MEMORY: 1e9,
     Kind.PARITY: 1e9,
+    Kind.PARTS: 1e9,
     Kind.FILES: 2e8,
 }
 
@@ -53,6 +55,25 @@ NOBODY = -1
 
 
 @dataclass(frozen=True)
+class PartOfShard:
+    """Chunks of a rank's shard of a step, from the first on, of so many that it has; at a host.
+
+    of: tells the shard from others of that step. in_directory: they are not in the host's memory.
+    """
+
+    rank: int
+    step: int
+    timeline: str
+    host: int
+    first: int
+    count: int
+    chunks: int
+    of: str
+    bytes: int = 0
+    in_directory: bool = False
+
+
+@dataclass(frozen=True)
 class Source:
     """A copy, whole as far as is known, of all that a rank needs of a step.
 
@@ -66,7 +87,10 @@ class Source:
     timeline: str = ""
     host: int = 0
     bytes: int = 0
-    made_of: tuple["Source | Parity", ...] = ()
+    made_of: tuple["Piece", ...] = ()
+
+
+Piece = Source | Parity | PartOfShard
 
 
 @dataclass(frozen=True)
@@ -86,7 +110,7 @@ class SourcePlan:
 def decide(
     ranks: Collection[int],
     sources: Iterable[Source],
-    failed: Collection[Source | Parity] = (),
+    failed: Collection[Piece] = (),
     rates: Mapping[Kind, float] = RATES,
 ) -> SourcePlan | None:
     """Return the newest step of which every rank has a source; of equal ones the one that is had soonest.
@@ -142,7 +166,7 @@ def _reason(
     chosen: Mapping[int, Source],
     ranks: Sequence[int],
     lost: Mapping[int, Mapping[int, object]],
-    failed: Collection[Source | Parity],
+    failed: Collection[Piece],
 ) -> str:
     by_place: dict[str, list[int]] = defaultdict(list)
     for rank, source in chosen.items():
@@ -159,16 +183,18 @@ def _reason(
     return text
 
 
-def _whose(one: Source | Parity) -> str:
+def _whose(one: Piece) -> str:
     if isinstance(one, Parity):
         others = [rank for place, rank in enumerate(one.group) if place != one.place and rank != NOBODY]
         return f"of the parity of {listed(others)}"
     return f"of rank {one.rank}"
 
 
-def _place(source: Source | Parity) -> str:
+def _place(source: Piece) -> str:
     if isinstance(source, Source) and source.kind in _PLACES:
         return _PLACES[source.kind]
+    if isinstance(source, PartOfShard) and source.in_directory:
+        return f"a directory of host {source.host}"
     device = isinstance(source, Source) and source.kind == Kind.REPLICA_DEVICE
     return f"a replica's device on host {source.host}" if device else f"the memory of host {source.host}"
 
@@ -177,6 +203,7 @@ _PLACES: Mapping[Kind, str] = {
     Kind.OWN_DEVICE: "their own devices",
     Kind.OWN_MEMORY: "their own host's memory",
     Kind.PARITY: "parity in other hosts' memory",
+    Kind.PARTS: "parts on several hosts",
     Kind.FILES: "files",
 }
 

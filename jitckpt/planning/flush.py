@@ -13,11 +13,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jitckpt.decisions import flush as decided
 from jitckpt.decisions.check import InvalidInput, number, positive
-from jitckpt.decisions.max_flow import FlowNetwork
 from jitckpt.planning.topology import GPU, STORE, SWITCH, Topology
-
-_CRUMB_SHARE = 1e-13  # of all bytes; what rounding leaves on a full edge
 
 
 @dataclass(frozen=True)
@@ -100,49 +98,18 @@ def _stuck(flush: Flush, vertices: Sequence[int]) -> InvalidInput:
 
 
 def exact_reference(flush: Flush) -> FlushSchedule:
-    """As `exact`, in Python: raise the time until the maximum flow carries everything."""
+    """As `exact`, in Python, as the memory tier does it (decisions/flush.py)."""
     topology = flush.topology
-    supply, room = supply_and_room(flush)
-    demand = sum(supply)
-    if demand == 0:
-        return FlushSchedule(0.0, ())
-    count = len(topology.vertices)
-    source, sink = count, count + 1
-    network = FlowNetwork(count + 2)
-    relays = [vertex.kind != GPU for vertex in topology.vertices]
-    links = [
-        (network.add(k.source, k.target, 0.0), k)
-        for k in topology.links
-        if (supply[k.source] > 0 or relays[k.source]) and (room[k.target] > 0 or relays[k.target])
-    ]
-    for v in range(count):
-        if supply[v] > 0:
-            network.add(source, v, supply[v])
-        if room[v] > 0:
-            network.add(v, sink, min(room[v], 2 * demand))
-    seconds, missing, crumb = 0.0, demand, demand * _CRUMB_SHARE
-    while True:
-        missing -= network.maximum(source, sink, crumb)
-        if missing <= crumb * (len(links) + 2 * count):
-            break
-        near = network.source_side(source, crumb)
-        rate = sum(k.bytes_per_second for _, k in links if near[k.source] and not near[k.target])
-        fixed = sum(supply[v] for v in range(count) if not near[v])
-        fixed += sum(min(room[v], 2 * demand) for v in range(count) if near[v])
-        if rate == 0:
-            raise _stuck(flush, [v for v in range(count) if supply[v] > 0 and near[v]])
-        later = (demand - fixed) / rate
-        if later <= seconds:
-            break
-        for edge, k in links:
-            network.enlarge(edge, (later - seconds) * k.bytes_per_second)
-        seconds = later
-    transfers = tuple(
-        Transfer(k.source, k.target, network.flow(edge), network.flow(edge) / k.bytes_per_second)
-        for edge, k in links
-        if network.flow(edge) > 0
+    links = [decided.MeasuredLink(link.source, link.target, link.bytes_per_second) for link in topology.links]
+    relays = [v for v, vertex in enumerate(topology.vertices) if vertex.kind != GPU]
+    try:
+        seconds, sent = decided.soonest(*supply_and_room(flush), links, relays)
+    except decided.StuckError as error:
+        raise _stuck(flush, error.vertices) from None
+    return FlushSchedule(
+        seconds,
+        tuple(Transfer(link.source, link.target, size, size / link.bytes_per_second) for link, size in sent),
     )
-    return FlushSchedule(seconds, transfers)
 
 
 def _direct(flush: Flush) -> tuple[dict[int, float], dict[int, float], int]:
@@ -176,27 +143,11 @@ def baseline(flush: Flush) -> FlushSchedule:
 
 
 def greedy(flush: Flush) -> FlushSchedule:
-    """COLLAB, Algorithm 1: the largest remainder first, always over the fastest link to spare memory.
-
-    As printed, line 14 forgets the remainder before line 15 records it; put right here.
-    """
+    """COLLAB, Algorithm 1, as the memory tier does it; what is left goes to the host."""
     remainder, spare, host = _direct(flush)
-    fastest_first: dict[int, list[int]] = {}
-    for (source, target), rate in sorted(flush.topology.bandwidth.items(), key=lambda link: -link[1]):
-        if rate > 0 and target != host:
-            fastest_first.setdefault(source, []).append(target)
-    amounts: dict[tuple[int, int], float] = {}
-    for sender in sorted(remainder, key=lambda gpu: -remainder[gpu]):
-        left = remainder[sender]
-        for target in fastest_first.get(sender, []):
-            size = min(left, spare[target])
-            if size > 0:
-                amounts[sender, target] = size
-                left -= size
-                spare[target] -= size
-        if left > 0:
-            amounts[sender, host] = left
-    return _schedule(flush.topology, amounts)
+    rates = {ends: rate for ends, rate in flush.topology.bandwidth.items() if ends[1] != host}
+    amounts, left = decided.greedy(remainder, spare, rates)
+    return _schedule(flush.topology, amounts | {(gpu, host): size for gpu, size in left.items()})
 
 
 def min_time_max_flow(flush: Flush, unit_bytes: float = 1e6) -> FlushSchedule:

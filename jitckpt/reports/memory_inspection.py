@@ -8,9 +8,11 @@ from pathlib import Path
 from jitckpt.decisions import sources
 from jitckpt.decisions.sources import Kind, Source
 from jitckpt.errors import SaveError
-from jitckpt.tiers import chunks, host_memory, parity
+from jitckpt.tiers import chunks, host_memory, parity, part_store, parts
+from jitckpt.tiers.shard import Index, Seal
 
 HERE = -1  # this host among all, whose numbers are not known
+DELETED = " (deleted)"  # behind the name of what has none
 KEEPER = b"jitckpt.tiers.keeper"
 
 
@@ -21,7 +23,8 @@ class KeptShard:
     safe: every rank of the job has that step, on all hosts that it is meant for. own: the rank ran on this
     host; else it is kept for another one. problem: why it can't be used; "" as far as is known. timeline: of
     which start it is. parity_of: the ranks whose shards it is the parity of; then `rank` is -1. cut_among:
-    the ranks that have the rest of what they hold alike.
+    the ranks that have the rest of what they hold alike. part: chunks of the shard alone, the first and the
+    last, and how many it has; in_file: they are in a file without a name.
     """
 
     keeper: int
@@ -37,6 +40,8 @@ class KeptShard:
     timeline: str = ""
     parity_of: tuple[int, ...] = ()
     cut_among: tuple[int, ...] = ()
+    part: tuple[int, int, int] | None = None
+    in_file: bool = False
 
 
 def inspect(*, verify: bool = False) -> list[KeptShard]:
@@ -62,7 +67,7 @@ def _kept_by(keeper: int, verify: bool) -> Iterator[KeptShard]:
         return
     for path in paths:
         try:
-            if "jitckpt-memory-tier" not in os.readlink(path):
+            if "jitckpt-memory-tier" not in (name := os.readlink(path)) and not name.endswith(DELETED):
                 continue
             descriptor = os.open(path, os.O_RDONLY)
         except OSError:
@@ -85,9 +90,10 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
             yield KeptShard(keeper, "", 0, -1, seal.step, seal.size, 0.0, False, False, str(error))
             continue
         problem = ""
+        in_file = not host_memory.is_memory(descriptor)
         if verify:
             try:
-                host_memory.check(descriptor, seal.step)
+                _check(descriptor, slot, seal, index)
             except SaveError as error:
                 problem = str(error)
         identity = index.identity
@@ -106,7 +112,29 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
             problem,
             index.timeline,
             cut_among=() if index.cut is None else tuple(index.cut.members),
+            part=_chunks(index, seal),
+            in_file=in_file,
         )
+
+
+def _chunks(index: Index, seal: Seal) -> tuple[int, int, int] | None:
+    """Return which chunks of a shard are here, if it is a part of one."""
+    try:
+        one = parts.told(index, seal)
+    except SaveError:  # it is a whole one
+        return None
+    return one.first, one.first + one.count - 1, one.chunks
+
+
+def _check(descriptor: int, slot: int, seal: Seal, index: Index) -> None:
+    """Read every byte. Raises SaveError if it is not whole."""
+    if index.part is None:
+        host_memory.check(descriptor, seal.step)
+        return
+    for first, count in part_store.few(len(index.checksums)):
+        window = part_store.window_of(descriptor, slot, (first, count), seal.data_bytes)
+        with chunks.of(index):
+            chunks.verify(window, index.digests[first : first + count])
 
 
 def _parity(keeper: int, descriptor: int, slot: int, verify: bool) -> KeptShard | None:
@@ -150,7 +178,7 @@ def in_words(found: Sequence[KeptShard]) -> list[str]:
     """
     sentences = []
     for job in sorted({one.job for one in found if one.job}):
-        kept = [one for one in found if one.job == job and not one.parity_of]
+        kept = [one for one in found if one.job == job and not one.parity_of and one.part is None]
         if not kept:
             continue  # only parity of what other hosts had
         ranks = range(max(one.world_size for one in kept))

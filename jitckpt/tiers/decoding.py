@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
-from jitckpt.decisions.sources import Parity, Source
+from jitckpt.decisions.sources import Parity, Piece, Source
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
@@ -25,7 +25,7 @@ Into = tuple[Sum, int, Window]  # a sum, which of its pieces, and where it is
 class PieceLost(JitckptError):
     """What a shard was to be decoded from can't be had, or is damaged."""
 
-    def __init__(self, piece: Source | Parity, reason: Exception) -> None:
+    def __init__(self, piece: Piece, reason: Exception) -> None:
         super().__init__(str(reason))
         self.piece = piece
 
@@ -116,7 +116,7 @@ def decode(source: Source, timeline: str, pieces_of: Callable[[int], Pieces], in
 class _Read:
     """Chunks of a piece that are to be added to a sum. index: of a shard; size: its bytes."""
 
-    piece: Source | Parity
+    piece: Piece
     wanted: range
     into: Into
     index: shard.Index | None = None
@@ -162,7 +162,7 @@ def _stripe(parity: Parity) -> Stripe:
 
 
 @contextmanager
-def _from(piece: Source | Parity) -> Iterator[None]:
+def _from(piece: Piece) -> Iterator[None]:
     try:
         yield
     except (SaveError, LinkError) as error:

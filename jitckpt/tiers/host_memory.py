@@ -9,7 +9,7 @@ other slot stays whole meanwhile. So a process may be killed at any byte.
 import fcntl
 import os
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import torch
@@ -52,15 +52,19 @@ def create() -> int:
 
 
 def is_one(descriptor: int) -> bool:
-    """Return whether a descriptor is such a memfd."""
+    """Return whether a descriptor is such a memfd, or a file without a name of the same form."""
     try:
         return (
             os.fstat(descriptor).st_size == PAGE + 2 * SPAN
             and os.pread(descriptor, len(MAGIC), 0) == MAGIC
-            and os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:jitckpt-memory-tier")
+            and (is_memory(descriptor) or os.fstat(descriptor).st_nlink == 0)
         )
     except OSError:
         return False
+
+
+def is_memory(descriptor: int) -> bool:
+    return os.readlink(f"/proc/self/fd/{descriptor}").startswith("/memfd:jitckpt-memory-tier")
 
 
 def word(descriptor: int, which: int) -> int:
@@ -190,6 +194,8 @@ class HostMemory(Tier):
         """descriptors: memfds by rank, from now on this object's. limit: bytes that others' may take."""
         self.descriptors = {} if descriptors is None else descriptors
         self.limit = limit
+        # Is told, before something comes here, how much of the limit may be lent to others meanwhile.
+        self.lend_at_most: Callable[[int], None] = lambda size: None
         self._windows: dict[tuple[int, int], Window] = {}  # by rank and slot, as they were last
         self._beginnings: dict[tuple[int, int], Window] = {}  # the same
 
@@ -272,6 +278,14 @@ class HostMemory(Tier):
         """Return the bytes of memory that all of it takes now."""
         return sum(512 * os.fstat(one).st_blocks for one in list(self.descriptors.values()))
 
+    def reserved(self) -> int:
+        """Return the bytes that it takes once each rank has two snapshots here."""
+        size = 0
+        for descriptor in list(self.descriptors.values()):
+            newest = max((one.size for _, one in found(descriptor)), default=0)
+            size += max(2 * newest, 512 * os.fstat(descriptor).st_blocks)
+        return size
+
     def close(self) -> None:
         for rank in list(self.descriptors):
             self.forget(rank)
@@ -305,3 +319,4 @@ class HostMemory(Tier):
                 f"To keep rank {rank}'s state this host would need {needed} bytes of memory in all, "
                 f"and may use {self.limit}: raise --memory-limit, or give the job hosts with more memory."
             )
+        self.lend_at_most(self.limit - needed)

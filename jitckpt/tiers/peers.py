@@ -27,6 +27,7 @@ from jitckpt.wire.visits import (
     HeldShard,
     IndexComes,
     Put,
+    PutPart,
     Refused,
     Remake,
     There,
@@ -250,7 +251,7 @@ async def beside(
         os.close(stop)
 
 
-def slot_and_seal(said: Put | Add | Remake | There) -> tuple[int, shard.Seal]:
+def slot_and_seal(said: Put | PutPart | Add | Remake | There) -> tuple[int, shard.Seal]:
     """Return what a message says of a shard. Raises SaveError for nonsense."""
     try:
         seal = shard.parse_seal(bytes.fromhex(said.seal))

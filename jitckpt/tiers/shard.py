@@ -76,12 +76,34 @@ class Cut:
 
 
 @dataclass(frozen=True)
+class ShardPart:
+    """What is here are chunks of a shard alone, from the first one on. seal, index: the shard's.
+
+    The first in hexadecimal; they belong together, which is checked before they are used.
+    """
+
+    first: int
+    seal: str
+    index: str
+
+    def whole(self) -> tuple[Seal, bytes]:
+        """Return the shard's seal and index. Raises SaveError if they make no sense."""
+        try:
+            found = parse_seal(bytes.fromhex(self.seal))
+        except ValueError:
+            found = None
+        if found is None:
+            raise SaveError("A part of a shard has a damaged seal of the shard.")
+        return found, checked(self.index.encode(), found)
+
+
+@dataclass(frozen=True)
 class Index:
     """What a shard's index says. timeline: of the start of the job in which the step was made.
 
     checksums: xxh3_128 of each chunk, in hexadecimal. tensors: type, shape and offset by name.
     host_from: the offset from which on tensors were on the host. time: when it was whole. made_by: the step
-    that made it of the one before, where a host may make that again.
+    that made it of the one before, where a host may make that again. part: it is no whole shard.
     """
 
     identity: Identity
@@ -94,6 +116,7 @@ class Index:
     document: dict[str, Json]
     cut: Cut | None = None
     made_by: OptimizerStep | None = None
+    part: ShardPart | None = None
 
     @property
     def digests(self) -> list[bytes]:
@@ -126,10 +149,12 @@ def parse_index(data: bytes, seal: Seal) -> Index:
         identity = content.pop("identity")
         cut = content.pop("cut", None)
         made_by = content.pop("made_by", None)
+        part = content.pop("part", None)
         index = Index(
             identity=Identity(**identity),
             cut=None if cut is None else Cut(**cut),
             made_by=None if made_by is None else optimizer_step.parse(made_by),
+            part=None if part is None else _part(**part),
             **content,
         )
         problem = _problem(index, seal)
@@ -138,6 +163,12 @@ def parse_index(data: bytes, seal: Seal) -> Index:
     if problem:
         raise SaveError(f"The index of step {seal.step} in memory makes no sense: {problem}.")
     return index
+
+
+def _part(first: int, seal: str, index: str) -> ShardPart:
+    if type(first) is not int or first < 0:
+        raise ValueError(f"a part would begin with chunk {first!r:.80}")
+    return ShardPart(first, seal, index)
 
 
 def _problem(index: Index, seal: Seal) -> str | None:

@@ -5,7 +5,7 @@ those of the memory tier.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from jitckpt.wire import checked
 from jitckpt.wire.checked import Checked, CheckedPart
@@ -245,7 +245,7 @@ class StepsCome(AgentMessage):
 
 @dataclass(frozen=True)
 class Kept(AgentMessage):
-    """The hosts `by` have a rank's state after these steps.
+    """The hosts `by` have a rank's state after these steps; those of `parts` the newest, all together.
 
     seconds: that the snapshot of step `took` took, where that is known (not 0), and a step of the rank.
     """
@@ -254,6 +254,7 @@ class Kept(AgentMessage):
     rank: int
     steps: list[int]
     by: list[int]
+    parts: list[int] = field(default_factory=list)
     took: int = 0
     seconds: float = 0.0
     step_seconds: float = 0.0
@@ -296,14 +297,16 @@ class Allow(AgentMessage):
 class Safe(AgentMessage):
     """A step that all ranks have, and all holders; settled: what comes later is not waited for any more.
 
-    keepers: of each host which hosts keep its ranks' shards; empty: as before. every, since, why: how often
-    there is a snapshot, from which step on; every 0: as before.
+    keepers: of each host which hosts keep its ranks' shards; empty: as before. parts: of each host which
+    hosts keep these all together. every, since, why: how often there is a snapshot, from which step on; every
+    0: as before.
     """
 
     type = "safe"
     safe: int
     settled: int
     keepers: list[list[int]] = field(default_factory=list)
+    parts: list[list[int]] = field(default_factory=list)
     every: int = 0
     since: int = 0
     why: str = ""
@@ -312,8 +315,70 @@ class Safe(AgentMessage):
         return None if self.every >= 0 else f"every {self.every} steps is no rule"
 
 
-OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
-OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
+@dataclass(frozen=True)
+class NoRoom(AgentMessage):
+    """No host has room for a copy of some rank's state as a whole: who has room for parts of it?"""
+
+    type = "no_room"
+
+
+@dataclass(frozen=True)
+class WantRoom(AgentMessage):
+    """For how much have you room, and how much have you to send? Answered by Room."""
+
+    type = "want_room"
+    number: int
+
+
+@dataclass(frozen=True)
+class Room(AgentMessage):
+    """The answer to WantRoom (decisions.spreading.HostRoom). needs: by rank; rates: by host."""
+
+    type = "room"
+    number: int
+    needs: dict[str, int]
+    memory: int
+    directory: int
+    beside: int
+    rates: dict[str, float]
+    into_directory: float
+
+
+class PartTo(TypedDict):
+    """Where a part goes, see decisions.spreading.SentPart."""
+
+    rank: int
+    host: int
+    in_directory: bool
+    first: int
+    count: int
+
+
+@dataclass(frozen=True)
+class SpreadOut(AgentMessage):
+    """From now on parts go so; for lacking ranks there is too little room.
+
+    seconds: that the longest link needs; 0: no link is measured.
+    """
+
+    type = "spread_out"
+    parts: list[PartTo]
+    seconds: float
+    lacking: list[int]
+
+
+@dataclass(frozen=True)
+class GivenBack(AgentMessage):
+    """Who says this has needed its memory, and has no parts of these ranks' states any more."""
+
+    type = "given_back"
+    ranks: list[int]
+
+
+OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
+OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
+OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
+OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
 KINDS: dict[str, type[AgentMessage]] = checked.by_type(

@@ -5,7 +5,7 @@ what is in hosts' memory.
 """
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypedDict
 
 from jitckpt.wire.checked import Checked, CheckedPart
 
@@ -277,6 +277,61 @@ class WantCells(OfMemory):
 
 
 @dataclass(frozen=True)
+class PutPart(OfMemory):
+    """Keep this part of a rank's shard. As with Put; in_directory: not in memory."""
+
+    type = "put_part"
+    rank: int
+    slot: int
+    seal: str
+    in_directory: bool
+
+
+@dataclass(frozen=True)
+class WantParts(OfMemory):
+    """Which parts of shards are there? Answered by Parts."""
+
+    type = "want_parts"
+
+
+class PartThere(TypedDict):
+    """What there is of a shard, see tiers.parts.HeldPart."""
+
+    rank: int
+    step: int
+    timeline: str
+    first: int
+    count: int
+    chunks: int
+    bytes: int
+    job: str
+    world_size: int
+    start: int
+    of: str
+
+
+@dataclass(frozen=True)
+class Parts(Checked):
+    """The answer to WantParts: what is in memory, and what in the directory."""
+
+    type = "parts"
+    in_memory: list[PartThere]
+    in_directory: list[PartThere]
+
+
+@dataclass(frozen=True)
+class WantPart(OfMemory):
+    """Give this part of a shard: There answers; after Go its chunks come, if `all` are wanted."""
+
+    type = "want_part"
+    rank: int
+    step: int
+    timeline: str
+    in_directory: bool
+    all: bool
+
+
+@dataclass(frozen=True)
 class Remake(OfMemory):
     """Make a step of this rank's shard. digests: in hex, of what will be sent of it.
 
@@ -310,5 +365,6 @@ class Differs(Checked):
 OF_MEMORY: tuple[type[OfMemory], ...] = (
     *(Put, WantHeld, WantShard, Drop, WantGathered, WantCollected),
     *(Add, WantParities, WantParity, WantCells),
+    *(PutPart, WantParts, WantPart),
     Remake,
 )

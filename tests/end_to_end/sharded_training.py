@@ -51,7 +51,9 @@ class Training:
 
 
 def body() -> nn.Sequential:
-    layers = [nn.Linear(INPUTS, 16), nn.GELU(), nn.Linear(16, 16), nn.Dropout(0.2), nn.Linear(16, OUTPUTS)]
+    width = int(os.environ.get("WIDTH", "16"))
+    layers = [nn.Linear(INPUTS, width), nn.GELU(), nn.Linear(width, width), nn.Dropout(0.2)]
+    layers.append(nn.Linear(width, OUTPUTS))
     return nn.Sequential(*layers).to("cuda")
 
 

@@ -144,6 +144,32 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert offline["step"] is not None, "another host has it"
 
 
+def test_a_lost_host_comes_back_from_parts_where_no_host_has_room_for_a_copy(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two steps of a rank's own state are all that goes into each host's memory."""
+    monkeypatch.setenv("WIDTH", "256")
+    expected = undisturbed(job.launcher, job.form, ranks=3)
+    spill = job.launcher.directory / "spill"
+    spill.mkdir()
+    options = ["--memory-limit", "1", "--memory-spill", str(spill)]
+    for host in range(3):
+        job.start(host, *options, count=3)
+    job.launcher.wait_until(lambda: any(event["parts"] for event in job.events("memory_spread")))
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(1)
+    job.start(1, *options, count=3)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert "no host has room for the whole state of ranks 0, 1, 2: it goes in parts" in said
+    assert any(
+        "rank 1 from parts on several hosts" in str(one["reason"]) for one in job.events("memory_sources")
+    )
+    assert job.saves() == [], "no file was written"
+    assert list(spill.iterdir()) == [], "what was there had no name"
+
+
 def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
     """Most of a step is the pause in it, in which no rank uses the network."""
     job.may_end.touch()

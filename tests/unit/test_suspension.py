@@ -137,7 +137,7 @@ def test_a_launcher_is_asked_by_its_directory(tmp_path: Path) -> None:
     socket.close()
     assert not (tmp_path / FILE_NAME).exists()
     with pytest.raises(JobSocketError, match=r"There is no directory .*/nowhere\.$"):
-        list(ask(tmp_path / "nowhere", Resume()))
+        list(ask(tmp_path / "nowhere", ResumeJob()))
     with pytest.raises(JobSocketError, match="started without --suspendable"):
         next(ask(tmp_path, ResumeJob()))
 
