@@ -564,7 +564,9 @@ class Job:
         if self._protection is not None:
             self._protection.watch_from_base()  # what the script has done since init is in every start
         if self._restored_parts is not None:
-            self._progress_as_loop_began = self._host.progress()
+            # Rates on the device are given by reference, and the script may change them in their place.
+            tree, tensors = self._host.progress()
+            self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
 
     def _put_back(self) -> None:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:

@@ -8,13 +8,14 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.bindings.interpose import Native, stream_of
@@ -31,7 +32,7 @@ from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state
 from jitckpt.state import host_state, parallel
-from jitckpt.state.host_state import HostState, ModelState
+from jitckpt.state.host_state import HostState, ModelState, Shared
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.optimizer_state import OptimizerState
 from jitckpt.state.parallel import DeviceBarrier
@@ -153,6 +154,7 @@ class Protection:
     _awaits_forward = False  # a save lets the script go on to its next forward pass
     _awaits_step = False  # or to its next optimizer step
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
+    _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
     def __init__(
@@ -595,13 +597,10 @@ class Protection:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
-        watched = [part.device for part in shared.optimizers]
-        if self._host.model is not None:
-            watched.insert(0, self._host.model.memory)
-            if self._host.model.is_thawed:
-                names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
-                self._reporter.warn_once(THAWED.format(names=names))
-        self._outside.ended(step, watched, shared.all_tensors)
+        if self._host.model is not None and self._host.model.is_thawed:
+            names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
+            self._reporter.warn_once(THAWED.format(names=names))
+        self._outside.ended(step, self._watched(shared), shared.all_tensors)
         self._averages = self._host.updates_of_averages()
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
@@ -617,6 +616,16 @@ class Protection:
         if self._found is not None:
             self._found.add(step)
             self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
+    def _watched(self, shared: Shared) -> list[Mapping[str, Tensor]]:
+        """Return what may change outside of the steps: the same mappings while the tensors are the same."""
+        watched: list[Mapping[str, Tensor]] = [part.device for part in shared.optimizers]
+        if self._host.model is not None:
+            watched.insert(0, self._host.model.memory)
+        rates = shared.rates()
+        if [*map(id, rates.values())] != [*map(id, self._rates.values())]:
+            self._rates = rates
+        return [*watched, self._rates] if rates else watched
 
     @_harmless
     def _step_is_over(self, step: int) -> None:
