@@ -24,6 +24,7 @@ from jitckpt.decisions import cut, memory_wanted
 from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
+from jitckpt.hooks.other_optimizers import OtherOptimizers
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
@@ -76,6 +77,12 @@ EXTRA_LOOKED_AT = 3  # minibatches: a loop does in each what it does in these
 UNEQUAL_TURNS = (
     "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
     "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
+)
+OTHER_OPTIMIZER = (
+    "an optimizer that jitckpt.init was not given ({name}) makes steps with parameters of one that it was "
+    "given: what it keeps is in no save. Build all optimizers before jitckpt.init, give it all of them "
+    "(optimizer=[...]), and write the loop as `for batch in job.batches(loader):` or `for step in "
+    "job.steps(n):`, in which any of them may make the steps."
 )
 IRREGULAR = (
     "A scheduler is not stepped after every optimizer step. If a failure comes between an optimizer step and "
@@ -235,6 +242,7 @@ class Protection:
             every_optimizer=True,
             every_scaler=True,
         )
+        self._others = OtherOptimizers(arguments.optimizers, self)
         self._register()
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
@@ -380,6 +388,7 @@ class Protection:
         if at_exit and self._reporter.has_agent and self._identity.world_size > 1:
             self._stay()
         self._hooks.detach()
+        self._others.end()
         self._unwatch()
         self._draws.end()
         if not at_exit:
@@ -579,6 +588,21 @@ class Protection:
     def unequal_turns(self, step: int) -> None:
         self._astride = 1
         self._switch_off(UNEQUAL_TURNS)
+
+    @_harmless
+    def other_step_begins(self) -> None:
+        for one in self._beside:
+            one.step_begins()  # it may change what they copy
+        if self._checker is not None:
+            self._checker.step_begins()
+
+    def other_stepped(self, optimizer: Optimizer, *, has_begun: bool) -> None:
+        text = OTHER_OPTIMIZER.format(name=type(optimizer).__qualname__)
+        if not has_begun:  # the state that the job has begun with is there
+            self._reporter.warn_once(text[0].upper() + text[1:])
+            return
+        self._switch_off(text)
+        self._astride += 1  # a failure takes the job back over its steps, too
 
     def step_ended(self, step: int) -> None:
         self._step_ends(step)
