@@ -126,6 +126,11 @@ class OptimizerState:
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
 
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return its parameters by name."""
+        called = [name for names in self._call() for name in names]
+        return dict(zip(called, self.parameters(), strict=True))
+
     def own_parameters(self) -> dict[str, Tensor]:
         """Return the parameters that are not the model's (fp32 masters, flat partitions), by name."""
         if self._names is None:

@@ -24,6 +24,8 @@ from jitckpt.decisions import cut, memory_wanted
 from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
+from jitckpt.hooks.carried_gradients import CarriedGradients
+from jitckpt.hooks.guard import in_words
 from jitckpt.hooks.other_optimizers import OtherOptimizers
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import format as ring_format
@@ -83,6 +85,12 @@ OTHER_OPTIMIZER = (
     "given: what it keeps is in no save. Build all optimizers before jitckpt.init, give it all of them "
     "(optimizer=[...]), and write the loop as `for batch in job.batches(loader):` or `for step in "
     "job.steps(n):`, in which any of them may make the steps."
+)
+CARRIED_GRADIENTS = (
+    "Gradients ({names}) are carried on from one optimizer step to the next, and no save holds them: after a "
+    "failure they begin anew, so the training would differ from an undisturbed one. Clear them for each step "
+    "(optimizer.zero_grad()); what is to be carried on, keep in the optimizer's momentum, or in buffers of "
+    "the model (register_buffer) that you add to the gradients."
 )
 IRREGULAR = (
     "A scheduler is not stepped after every optimizer step. If a failure comes between an optimizer step and "
@@ -243,6 +251,9 @@ class Protection:
             every_scaler=True,
         )
         self._others = OtherOptimizers(arguments.optimizers, self)
+        self._gradients = CarriedGradients(
+            lambda error: reporter.warn(f"Nobody sees whether gradients are carried on: {in_words(error)}.")
+        )
         self._register()
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
@@ -389,6 +400,7 @@ class Protection:
             self._stay()
         self._hooks.detach()
         self._others.end()
+        self._gradients.end()
         self._unwatch()
         self._draws.end()
         if not at_exit:
@@ -634,12 +646,19 @@ class Protection:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None and (changed := self._module_numbers.changed()):
             self._say_numbers(changed)
+        if self._gradients.is_looking and (carried := self._gradients.step_ended(self._trained)):
+            names = ", ".join(name.removeprefix("model.") for name in carried[:SHOWN_NAMES])
+            self._reporter.warn_on_first(CARRIED_GRADIENTS.format(names=names))
         for optimizer in self._host.optimizers:
             if optimizer.looks or optimizer.refusal is not None:
                 self._say_problems(optimizer)
         if self._found is not None:
             self._found.add(step)
             self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
+    def _trained(self) -> dict[str, Tensor]:
+        every = [one.named_parameters() for one in self._host.optimizers]
+        return {name: parameter for named in every for name, parameter in named.items()}
 
     def _watched(self, shared: Shared) -> list[Mapping[str, Tensor]]:
         """Return what may change outside of the steps: the same mappings while the tensors are the same."""
