@@ -240,6 +240,7 @@ class Job:
         self._progress_as_loop_began: Encoded | None = None
         self._protection: Protection | None = None
         state = [given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self]
+        said: set[object] = set()
         self._variables, variables_of_epochs = (
             ScriptVariables(
                 [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
@@ -247,6 +248,7 @@ class Job:
                 lambda: 0 if self._protection is None else self._protection.step,
                 self._reporter.warn_on_first,
                 of_epochs=of_epochs,
+                said=said,
             )
             for of_epochs in (False, True)
         )

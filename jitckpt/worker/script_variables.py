@@ -87,13 +87,16 @@ class ScriptVariables:
         warn: Callable[[str], None],
         *,
         of_epochs: bool = False,
+        said: set[object] | None = None,
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made.
 
         of_epochs: of the loop over epochs, which is looked at in each: what changes is named at once.
+        said: what was named by now, of this loop and of others that have the same set.
         """
         self._given, self._extra = [*given], extra
         self._of_epochs = of_epochs
+        self._said = set() if said is None else said
         self._named: set[str] = set()
         self._steps, self._warn = steps, warn
         self._place: tuple[CodeType, tuple[int, ...]] | None = None  # of the first loop that makes steps
@@ -146,8 +149,23 @@ class ScriptVariables:
                 self._changed[name] = None
         self._before = now
         if (self._looks == LOOKS or self._of_epochs) and self._changed:
-            names, self._changed = [*self._changed], {}
-            self._named |= {*names}
+            changed, self._changed = [*self._changed], {}
+            self._named |= {*changed}
+            self._say(changed, frame)
+
+    def _say(self, changed: Sequence[str], frame: FrameType) -> None:
+        """Name them, but for what another loop has named; two functions' variables may have one name."""
+        scope, code = _variables_of(frame), frame.f_code
+        local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        keys: dict[str, object] = {}
+        for name in changed:
+            if isinstance(scope.get(name), CONTAINERS):
+                keys[name] = name, id(scope[name])
+            else:
+                keys[name] = (name, code) if name in local else name
+        names = [name for name, key in keys.items() if key not in self._said]
+        self._said |= {*keys.values()}
+        if names:
             text = TEXT.format(names=", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else ""))
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 

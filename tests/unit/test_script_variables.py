@@ -580,3 +580,27 @@ def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
     assert not first + third + fifth
     assert {*second[0].partition(". ")[0].split(", ")} == {"order", "rate"}
     assert fourth[0].startswith("patience. ")
+
+
+def test_what_the_loop_over_steps_has_named_that_over_epochs_does_not_name_again() -> None:
+    loop, said = Loop(), set[object]()
+    steps, epochs = (
+        ScriptVariables([loop], None, lambda: 0, loop.warnings.append, of_epochs=each, said=said)
+        for each in (False, True)
+    )
+
+    def train(losses: list[int], average: Average) -> None:
+        total = 0
+        for batch in range(ITERATIONS):
+            steps.look(sys._getframe())
+            total += batch
+            losses.append(batch)
+            average.update()
+
+    total, losses, average = 0.0, [0], Average()
+    for _ in range(3):
+        epochs.look(sys._getframe())
+        train(losses, average)
+        total += 0.5
+    named = [{*text.partition("holds: ")[2].partition(". After")[0].split(", ")} for text in loop.warnings]
+    assert named == [{"total", "losses", "average.shadow", "average.updates"}, {"total"}]
