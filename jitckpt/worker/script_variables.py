@@ -27,7 +27,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
 from jitckpt.system import installed
@@ -194,7 +194,11 @@ class ScriptVariables:
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         for loader in [one for one in used if isinstance(one, DataLoader) and not self._of_epochs]:
             for one in (loader.dataset, *samplers(loader)):
-                marks |= _inside(type(one).__qualname__, one, kept, notes=True)
+                kind = type(one).__qualname__
+                marks |= _inside(kind, one, kept, notes=True)
+                if isinstance(one, IterableDataset) and not tells_nothing:  # its place is kept
+                    for name in [name for name, part in vars(one).items() if type(part) is int]:
+                        marks.pop(f"{kind}.{name}", None)
         return marks | self._marks_of(
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )

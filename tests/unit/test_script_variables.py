@@ -498,6 +498,16 @@ class Samples(torch.utils.data.Dataset[int]):
         return number
 
 
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __init__(self) -> None:
+        self.place, self.buffer = 0, [0]
+
+    def __iter__(self) -> Iterator[int]:
+        self.place += 1
+        self.buffer.append(self.place)
+        yield self.place
+
+
 class Collate:
     def __init__(self) -> None:
         self.calls = 0
@@ -511,6 +521,12 @@ def by_a_dataset(loop: Loop) -> None:
     loader = torch.utils.data.DataLoader(Samples(), collate_fn=Collate())
     for _ in loop:
         assert len([*loader]) == 2
+
+
+def by_a_stream(loop: Loop) -> None:
+    loader = torch.utils.data.DataLoader(Stream())
+    for _ in loop:
+        assert [*loader]
 
 
 class Hardest(torch.utils.data.Sampler[int]):
@@ -543,6 +559,7 @@ def by_samplers(loop: Loop) -> None:
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
         (in_modules, {"Bank.mean", "Bank.queue", "Bank.generator", "SEEN"}),
         (by_hooks, {"calls", "warmth"}),
+        (by_a_stream, {"Stream.buffer"}),
         (by_a_dataset, {"SEEN", "Samples.given", "Collate.calls"}),
     ],
 )
