@@ -21,7 +21,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from jitckpt.data import dealing
+from jitckpt.data import chosen_samples, dealing
 from jitckpt.data.dataset_generators import DatasetGenerators, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
@@ -50,7 +50,7 @@ class PassState:
     loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn
     that is not handed out yet, where the loader reads ahead. dealt: what dealing.dealt_by says. before: how
     many samples all ranks together had had when it became that; `batches` and `digest` count from there.
-    of_others: a save of another layout has told of it.
+    of_others: a save of another layout has told of it. chosen: which samples, packed, as chosen_samples says.
     """
 
     batches: int = 0
@@ -66,6 +66,7 @@ class PassState:
     dealt: tuple[int, int] = dealing.NOBODY
     before: int = 0
     of_others: bool = False
+    chosen: bytes = b""
 
     def position_in(self, loader: Iterable[Any]) -> int:
         """Return how many batches each rank would have had, had there always been as many as now."""
@@ -85,7 +86,7 @@ class PassState:
 
     def forget(self) -> None:
         """Nothing but that it has ended is still to be known."""
-        self.begun, self.own, self.ahead, self.at_start, self.now = b"", b"", b"", {}, {}
+        self.begun, self.own, self.ahead, self.chosen, self.at_start, self.now = b"", b"", b"", b"", {}, {}
 
 
 class Loader:
@@ -348,6 +349,9 @@ class _MapPass(_PlainPass):
         key = "sampler" if plain.batch_sampler is None else "batch_sampler"
         if not self._goes_on:
             state.dealt = dealing.dealt_by(plain)
+            state.chosen = chosen_samples.chosen(plain.dataset, self._of.warn)
+        else:
+            chosen_samples.choose_again(plain, state.chosen)
         sampler = plain.__dict__[key]
         if state.before:
             sampler = dealing.rest(sampler, state.before)

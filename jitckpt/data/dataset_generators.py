@@ -81,14 +81,13 @@ class WorkerGenerators:
 
 
 def lost_places(dataset: object, *, in_workers: bool) -> dict[str, object]:
-    """Return by what streams know their place and can't be put back: all in workers, and iterators."""
+    """Return what streams know their place by and can't be put back: all in workers, and iterators."""
     found: dict[str, object] = {}
     for one in _objects_in(dataset):
         if isinstance(one, IterableDataset):
             kind, kept = type(one), vars(one)
-            names = (
-                places_of(kind) if in_workers else {key for key in kept if isinstance(kept[key], Iterator)}
-            )
+            iterators = {name for name, value in kept.items() if isinstance(value, Iterator)}
+            names = places_of(kind) if in_workers else iterators
             found |= {f"{kind.__qualname__}.{name}": kept.get(name) for name in sorted(names)}
     return found
 

@@ -24,11 +24,12 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     WeightedRandomSampler,
     get_worker_info,
 )
 
-from jitckpt.data import loop
+from jitckpt.data import chosen_samples, loop
 from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
@@ -747,3 +748,45 @@ def test_a_place_that_no_save_holds_is_named_as_the_second_pass_begins(
         assert len(said) == (number > 0 and named is not None)
     assert all(f"({named})" in text for text in said)
     training.loop.close()
+
+
+def choosing(training: Training, kinds: Any, plain: bool) -> None:
+    """Chooses each epoch's samples by what it has come to, and another number of them, as it begins."""
+    kind, numbers = kinds
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        hardest = [number for number in range(40) if (number + training.step) ** 2 % 7 > training.step % 4]
+        samples = Subset(numbers, kind(hardest))
+        loader = DataLoader(samples, batch_size=4, shuffle=True)
+        if kind is numpy.array:
+            dealt: DistributedSampler[Any] = DistributedSampler(samples, 2, 0)
+            loader = DataLoader(samples, batch_size=4, sampler=dealt)
+            dealt.set_epoch(epoch)
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+
+
+@pytest.mark.parametrize("kind", [list, numpy.array, torch.tensor])
+def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(kind: Callable[..., Any]) -> None:
+    def build() -> Any:
+        return kind, Squares(40)
+
+    assert run(choosing, build).told == run(choosing, build, plain=True).told
+    check_all(choosing, build, (2, 6) if kind is torch.tensor else (2, 5, 6, 8))
+
+
+def test_samples_that_were_chosen_before_the_loop_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subset, "__init__", chosen_samples._plain)
+    monkeypatch.setattr(chosen_samples, "_is_watched", False)
+    split, said = Subset(Squares(), [1, 2]), list[str]()
+    chosen_samples.watch()
+    assert chosen_samples.chosen(split, said.append) == b""
+    assert chosen_samples.chosen(Squares(), said.append) == b""
+    kept = chosen_samples.chosen(Subset(Squares(), [3, 5]), said.append)
+    chosen_samples.choose_again(DataLoader(split), kept)
+    assert split.indices == [3, 5]
+    assert not said
+    many = Subset(Squares(), range(chosen_samples.MOST + 1))
+    assert chosen_samples.chosen(many, said.append) == b""
+    assert "131073 samples" in said[0]
