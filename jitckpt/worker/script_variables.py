@@ -54,6 +54,8 @@ ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
+# Methods of a tensor that write to all of it, whatever was there.
+WHOLLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
 # Where torch keeps what it calls for a module, a tensor or an optimizer.
 HOOKS = (
     "_forward_hooks",
@@ -71,7 +73,8 @@ _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 TEXT = (
     "The loop changes variables of the script that no save holds: {names}. After a failure they are as the "
     "script sets them before the loop. If the training, or what you print of it, depends on them, keep them "
-    "in `extra` (an object with state_dict and load_state_dict, given to jitckpt.init)."
+    "in `extra` (an object with state_dict and load_state_dict, given to jitckpt.init); what each iteration "
+    "writes anew before it reads it needs nothing."
 )
 COUNTER = " A counter of optimizer steps can begin with job.restore()."
 
@@ -355,7 +358,35 @@ def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):  # a comprehension's, a lambda's
             loaded |= _outside(inner)[0]
-    return frozenset(loaded), written
+    return frozenset(loaded - _overwritten(code, 0, len(code.co_code))), written
+
+
+def _overwritten(code: CodeType, begin: int, end: int) -> set[str]:
+    """Return the tensors' names that some code writes to, whole, before it reads them, in whatever branch."""
+    inside = [one for one in dis.get_instructions(code) if begin <= one.offset <= end]
+    known: set[str] = set()
+    found: set[str] = set()
+    for place, one in enumerate(inside):
+        used = _names(one.argval)[: len(_kinds(one.opname))]
+        if not used or used[-1] in known:
+            known |= {*used}
+            continue
+        known |= {*used}
+        following = [*itertools.takewhile(lambda other: other.opname != "POP_TOP", inside[place + 1 :])]
+        writes = following and "LOAD_" in following[0].opname and following[0].argval in WHOLLY
+        reads = any(_kinds(other.opname) and used[-1] in _names(other.argval) for other in following)
+        skips = any(
+            ("JUMP" in other.opname or other.opname == "FOR_ITER") and one.offset < other.argval <= end
+            for other in inside[:place]
+            if "BACKWARD" not in other.opname
+        )
+        if writes and not reads and not skips:
+            found.add(used[-1])
+    return found
+
+
+def _names(argument: Any) -> tuple[Any, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)
 
 
 @cache
@@ -372,13 +403,12 @@ def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], fro
     written: set[str] = set()
     for one in instructions:
         if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
-            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-            for kind, name in zip(_kinds(one.opname), names, strict=False):
+            for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
                 if kind == "STORE":
                     written.add(name)
                 elif name not in written:
                     read[name] = None
-    return frozenset(read), frozenset(written & read.keys())
+    return frozenset(read.keys() - _overwritten(code, begin, end)), frozenset(written & read.keys())
 
 
 def _kinds(operation: str) -> Sequence[str]:

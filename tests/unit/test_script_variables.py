@@ -484,6 +484,26 @@ def by_hooks(loop: Loop) -> None:
         optimizer.step()
 
 
+STATIC = torch.zeros(2)
+
+
+def by_static_inputs(loop: Loop) -> None:
+    """Memory that each iteration writes to, whole, before it reads it; and such as it does not."""
+    inputs, noise, own, now_and_then = (torch.zeros(2) for _ in range(4))
+
+    def replay(batch: int) -> torch.Tensor:
+        STATIC.copy_(torch.ones(2) * batch)
+        return STATIC + 1
+
+    for batch in loop:
+        inputs.copy_(torch.ones(2) * batch)
+        noise.normal_()
+        own.copy_(own * 0.9)
+        if batch % 2:
+            now_and_then.copy_(inputs)
+        assert len(inputs + noise + now_and_then + replay(batch)) == 2
+
+
 class Samples(torch.utils.data.Dataset[int]):
     def __init__(self) -> None:
         self.given, self.random, self.cache = 0, random.Random(1), {0: 0}
@@ -559,6 +579,7 @@ def by_samplers(loop: Loop) -> None:
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
         (in_modules, {"Bank.mean", "Bank.queue", "Bank.generator", "SEEN"}),
         (by_hooks, {"calls", "warmth"}),
+        (by_static_inputs, {"own", "now_and_then"}),
         (by_a_stream, {"Stream.buffer"}),
         (by_a_dataset, {"SEEN", "Samples.given", "Collate.calls"}),
     ],
