@@ -291,6 +291,7 @@ def _tensors_of(given: object) -> Iterator[Tensor]:
     elif isinstance(given, Optimizer):
         for group in given.param_groups:
             yield from group["params"]
+            yield from (value for value in group.values() if isinstance(value, Tensor))
 
 
 def _called_by_torch(one: object) -> Iterator[tuple[str, object]]:

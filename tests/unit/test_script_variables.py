@@ -366,6 +366,17 @@ def test_a_plain_loops_counter_of_steps_is_not_named() -> None:
     assert loop.named == {"other"}
 
 
+def test_a_rate_that_the_optimizer_has_is_not_named() -> None:
+    loop, rate = PlainLoop(), torch.tensor(0.1)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=rate)
+    loop.variables = ScriptVariables([optimizer, loop], None, lambda: loop.steps, loop.warnings.append)
+    for _ in range(ITERATIONS):
+        loop.forward()
+        rate.mul_(0.9)
+        loop.step()
+    assert loop.named == set()
+
+
 def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
     loop, raising, count = Loop(), Raising(), 0
     for batch in loop:
