@@ -96,7 +96,7 @@ class TrainingHooks:
         # Of an optimizer inside of another (SAM's and Lookahead's), whose own step may never be called, that.
         self._outer: dict[int, Optimizer] = {}
         for optimizer in optimizers:
-            self._outer |= {id(inner): optimizer for inner in _all_inside(optimizer)}
+            self._outer |= {id(inner): optimizer for inner in all_inside(optimizer)}
         self._entered: Counter[int] = Counter()  # calls of step of each optimizer since one has ended, by id
         self._stepped: set[int] = set()  # optimizers that have ended their step in this minibatch
         self._in_step = False
@@ -137,7 +137,7 @@ class TrainingHooks:
                 ),
             ]
         if optimizers:
-            for optimizer in [*optimizers, *(inner for one in optimizers for inner in _all_inside(one))]:
+            for optimizer in [*optimizers, *(inner for one in optimizers for inner in all_inside(one))]:
                 self._handles += [
                     optimizer.register_step_pre_hook(Attached(untraced(self._begin))),
                     optimizer.register_step_post_hook(Attached(untraced(self._end))),
@@ -408,13 +408,13 @@ def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:
     return found > (optimizer is besides)
 
 
-def _all_inside(optimizer: Optimizer) -> Iterator[Optimizer]:
+def all_inside(optimizer: Optimizer) -> Iterator[Optimizer]:
     """Yield the optimizers inside of one, at any depth, but for torch's own, which call theirs themselves."""
     if type(optimizer).__module__.startswith("torch."):
         return
     for _, inner in inside(optimizer):
         yield inner
-        yield from _all_inside(inner)
+        yield from all_inside(inner)
 
 
 def _tensors_with_gradient(output: object) -> Iterator[Tensor]:

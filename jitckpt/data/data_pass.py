@@ -21,8 +21,8 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from jitckpt.data import dealing
-from jitckpt.data.dataset_generators import DatasetGenerators
+from jitckpt.data import chosen_samples, dealing
+from jitckpt.data.dataset_generators import DatasetGenerators, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
@@ -30,6 +30,14 @@ from jitckpt.errors import CheckpointError
 
 OWN_REFERENCES = 3  # to a loader: this module's, that of its generators, and of who counts them
 _DIGEST_BITS = 63  # a number that int64 holds
+
+PLACES = (
+    "An iterable dataset goes on in each pass from where it was in the one before ({names}), and {why}: "
+    "after a failure in a later pass it would begin anew, and give other data. Let its place be a number in "
+    "an attribute, and read it in the training's process (num_workers=0); or begin each pass by the epoch."
+)
+IN_WORKERS = "in workers that stay (persistent_workers=True) nobody sees where"
+ITERATOR = "an iterator can't be put back"
 
 
 @dataclass
@@ -42,7 +50,7 @@ class PassState:
     loader's state_dict said, packed. ahead: the process's generators, packed, before the one batch was drawn
     that is not handed out yet, where the loader reads ahead. dealt: what dealing.dealt_by says. before: how
     many samples all ranks together had had when it became that; `batches` and `digest` count from there.
-    of_others: a save of another layout has told of it.
+    of_others: a save of another layout has told of it. chosen: which samples, packed, as chosen_samples says.
     """
 
     batches: int = 0
@@ -58,6 +66,7 @@ class PassState:
     dealt: tuple[int, int] = dealing.NOBODY
     before: int = 0
     of_others: bool = False
+    chosen: bytes = b""
 
     def position_in(self, loader: Iterable[Any]) -> int:
         """Return how many batches each rank would have had, had there always been as many as now."""
@@ -77,7 +86,7 @@ class PassState:
 
     def forget(self) -> None:
         """Nothing but that it has ended is still to be known."""
-        self.begun, self.own, self.ahead, self.at_start, self.now = b"", b"", b"", {}, {}
+        self.begun, self.own, self.ahead, self.chosen, self.at_start, self.now = b"", b"", b"", b"", {}, {}
 
 
 class Loader:
@@ -89,6 +98,8 @@ class Loader:
         self.states: dict[int, bytes] = {}  # theirs
         self.seed: int | None = None
         self.generators = Generators(loader if isinstance(loader, DataLoader) else None)
+        self._places: dict[str, object] | None = None  # lost_places as the last pass began
+        self._has_named_places = False
         self.is_new = True  # no pass over it has begun in this process
         known = any(fits(loader) for fits, _ in OTHER_KINDS)
         if (
@@ -123,8 +134,22 @@ class Loader:
         if not is_plain(self.loader):
             return _OtherPass(self, saved)
         if isinstance(self.loader.dataset, IterableDataset):  # type: ignore[attr-defined]
+            self._look_at_places()
             return _IterablePass(self, saved)
         return _MapPass(self, saved)
+
+    def _look_at_places(self) -> None:
+        """Name what a stream carries on from pass to pass and no save holds. One pass is read again whole."""
+        loader: Any = self.loader
+        before, in_workers = self._places, loader.num_workers > 0
+        if in_workers and not loader.persistent_workers:
+            return  # each pass begins with new copies of it
+        self._places = lost_places(loader.dataset, in_workers=in_workers)
+        if before is not None and not self._has_named_places:
+            lost = [name for name, one in self._places.items() if in_workers or before.get(name) is one]
+            self._has_named_places = bool(lost)
+            if lost:
+                self.warn(PLACES.format(names=", ".join(lost), why=IN_WORKERS if in_workers else ITERATOR))
 
 
 class Pass(ABC):
@@ -232,7 +257,8 @@ class _PlainPass(Pass):
         self._persistent = loader.persistent_workers and loader.num_workers > 0
         self._generators = self._of.generators
         # Of a dataset that is read in this process; its state goes by number 0, as that of a worker.
-        self._of_dataset = DatasetGenerators(loader.dataset if loader.num_workers == 0 else None)
+        dataset = loader.dataset if loader.num_workers == 0 else None
+        self._of_dataset = DatasetGenerators(dataset, with_places=True)
         self._begin_plain()
 
     @abstractmethod
@@ -291,6 +317,11 @@ class _PlainPass(Pass):
 
 
 class _IterablePass(_PlainPass):
+    def end(self, left: bool = False) -> None:
+        super().end(left)
+        if self._of_dataset:  # it may have gone on behind its last batch
+            self.state.now = {0: packed.pack(self._of_dataset.capture())}
+
     def _begin_plain(self) -> None:
         state = self.state
         was_ended, was_left = state.ended, state.left
@@ -318,6 +349,9 @@ class _MapPass(_PlainPass):
         key = "sampler" if plain.batch_sampler is None else "batch_sampler"
         if not self._goes_on:
             state.dealt = dealing.dealt_by(plain)
+            state.chosen = chosen_samples.chosen(plain.dataset, self._of.warn)
+        else:
+            chosen_samples.choose_again(plain, state.chosen)
         sampler = plain.__dict__[key]
         if state.before:
             sampler = dealing.rest(sampler, state.before)

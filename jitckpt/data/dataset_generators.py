@@ -1,11 +1,18 @@
-"""Generators of random numbers that a dataset keeps itself, as for its augmentation."""
+"""Generators of random numbers that a dataset keeps itself, as for its augmentation, and where a stream is.
 
+An IterableDataset may go on in each epoch where it has left off in the one before, by a number among its
+attributes. Which these are its code tells: its methods set them, and not only __init__, as they do a rank.
+"""
+
+import dis
 from collections.abc import Iterator
+from functools import cache
+from types import CodeType, FunctionType
 from typing import Any
 
-from torch.utils.data import get_worker_info
+from torch.utils.data import IterableDataset, get_worker_info
 
-from jitckpt.data.generators import GENERATORS, put_state, state_of
+from jitckpt.data.generators import GENERATORS, PLAIN, put_state, state_of
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -18,18 +25,34 @@ OPAQUE = (str, bytes, int, float, type(None), type)
 class DatasetGenerators:
     """Takes and puts back their states, in this process."""
 
-    def __init__(self, dataset: object) -> None:
-        self._found = [*_generators_in(dataset)]
+    def __init__(self, dataset: object, *, with_places: bool = False) -> None:
+        """with_places: of streams, too, where they are."""
+        objects = [*_objects_in(dataset)]
+        self._found = [one for one in objects if isinstance(one, GENERATORS)]
+        streams = [one for one in objects if isinstance(one, IterableDataset)] if with_places else []
+        self._places = [(vars(one), names) for one in streams if (names := places_of(type(one)))]
 
     def __bool__(self) -> bool:
-        return bool(self._found)
+        return bool(self._found or self._places)
 
     def capture(self) -> Encoded:
-        return tree_codec.encode([state_of(one) for one in self._found], "dataset")
+        states = [state_of(one) for one in self._found]
+        if not self._places:
+            return tree_codec.encode(states, "dataset")
+        places = [
+            {name: kept[name] for name in sorted(names) if type(kept.get(name)) in PLAIN}
+            for kept, names in self._places
+        ]
+        return tree_codec.encode({"generators": states, "places": places}, "dataset")
 
-    def restore(self, states: list[Any]) -> None:
-        for one, saved in zip(self._found, states, strict=True):
-            put_state(one, saved)
+    def restore(self, saved: Any) -> None:
+        """Put back what `capture` returned, decoded."""
+        if isinstance(saved, dict):
+            for (kept, _), place in zip(self._places, saved["places"], strict=True):
+                kept.update(place)
+            saved = saved["generators"]
+        for one, state in zip(self._found, saved, strict=True):
+            put_state(one, state)
 
 
 class WorkerGenerators:
@@ -57,8 +80,43 @@ class WorkerGenerators:
         self._of_process.restore(saved.get("process", saved))
 
 
-def _generators_in(dataset: object) -> Iterator[Any]:
-    """Yield the generators in a dataset's attributes, each once, in an order that a restart finds again."""
+def lost_places(dataset: object, *, in_workers: bool) -> dict[str, object]:
+    """Return what streams know their place by and can't be put back: all in workers, and iterators."""
+    found: dict[str, object] = {}
+    for one in _objects_in(dataset):
+        if isinstance(one, IterableDataset):
+            kind, kept = type(one), vars(one)
+            iterators = {name for name, value in kept.items() if isinstance(value, Iterator)}
+            names = places_of(kind) if in_workers else iterators
+            found |= {f"{kind.__qualname__}.{name}": kept.get(name) for name in sorted(names)}
+    return found
+
+
+@cache
+def places_of(kind: type) -> frozenset[str]:
+    """Return the attributes by which streams of a class may know where they are in their data."""
+    every, afresh = set[str](), set[str]()
+    for one in kind.__mro__:
+        for name, method in vars(one).items() if not one.__module__.startswith("torch.") else ():
+            if isinstance(method, FunctionType) and name != "__init__":
+                every |= _set_in(method.__code__, first=False)
+                afresh |= _set_in(method.__code__, first=True) if name == "__iter__" else set()
+    return frozenset(every - afresh)
+
+
+def _set_in(code: CodeType, *, first: bool) -> set[str]:
+    """Return the attributes that a function sets; first: those that it sets before it reads them."""
+    read, found = set[str](), set[str]()
+    for one in dis.get_instructions(code):
+        if one.opname == "STORE_ATTR" and not (first and one.argval in read):
+            found.add(one.argval)
+        elif one.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            read.add(one.argval)
+    return found
+
+
+def _objects_in(dataset: object) -> Iterator[Any]:
+    """Yield a dataset and what is in its attributes, each once, in an order that a restart finds again."""
     waiting = [(dataset, DEPTH)]
     seen: set[int] = set()
     while waiting and len(seen) < MOST_OBJECTS:
@@ -66,9 +124,10 @@ def _generators_in(dataset: object) -> Iterator[Any]:
         if id(one) in seen or isinstance(one, OPAQUE):
             continue
         seen.add(id(one))
+        yield one
         if isinstance(one, GENERATORS):
-            yield one
-        elif depth and isinstance(one, list | tuple | dict):
+            continue
+        if depth and isinstance(one, list | tuple | dict):
             parts = one.values() if isinstance(one, dict) else one
             waiting += [(part, depth - 1) for part in parts] if len(one) < MOST_OBJECTS else []
         elif depth and isinstance(getattr(one, "__dict__", None), dict):

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import dealing
+from jitckpt.data import chosen_samples, dealing
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -221,6 +221,7 @@ class Loop:
             known = self._loaders[id(loader)] = Loader(loader, self._warn)
         previous = self._previous[number] if number < len(self._previous) else None
         if previous is not None and saved is None and known.is_new and previous.ended:
+            previous.chosen = b""  # this epoch's samples are others
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
         if previous is not None:
@@ -289,6 +290,7 @@ class Loop:
                 ("begun", one.begun),
                 ("own", one.own),
                 ("ahead", one.ahead),
+                ("chosen", one.chosen),
                 *((f"start.{worker}", data) for worker, data in one.at_start.items()),
                 *((f"now.{worker}", data) for worker, data in one.now.items()),
             )
@@ -365,6 +367,7 @@ class Loop:
     def _begin(self) -> None:
         if not self.is_used:
             self.is_used = True
+            chosen_samples.watch()
             self._begins()
             self._put_numbers()
             self._reached()
@@ -500,6 +503,7 @@ def _tree_of(at: int, one: PassState) -> Json:
         "begun": {"$tensor": f"loop.{at}.begun"},
         "own": {"$tensor": f"loop.{at}.own"},
         "ahead": {"$tensor": f"loop.{at}.ahead"},
+        "chosen": {"$tensor": f"loop.{at}.chosen"},
         "start": workers("start", one.at_start),
         "now": workers("now", one.now),
     }
@@ -518,6 +522,7 @@ def _pass_of(saved: Mapping[str, Any], numbers: list[int]) -> PassState:
         now={worker: state.numpy().tobytes() for worker, state in saved["now"]},
         own=saved["own"].numpy().tobytes(),
         ahead=saved["ahead"].numpy().tobytes() if "ahead" in saved else b"",
+        chosen=saved["chosen"].numpy().tobytes() if "chosen" in saved else b"",
         dealt=(*saved.get("dealt", dealing.NOBODY),),  # saves of earlier versions have none
         before=saved.get("before", 0),
     )

@@ -27,7 +27,13 @@ from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel, tensors_seen, trackers
-from jitckpt.state.optimizer_state import OptimizerPart, OptimizerState, on_host, states_of
+from jitckpt.state.optimizer_state import (
+    OptimizerPart,
+    OptimizerState,
+    on_host,
+    put_hyperparameters,
+    states_of,
+)
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
 PLAIN = frozenset({type(None), bool, int, float, str})
@@ -403,6 +409,16 @@ class Shared(NamedTuple):
         found = {f"model.{name}": tensor for name, tensor in self.held.parameters.items()}
         for optimizer in self.optimizers:
             found |= optimizer.device
+        return found | self.rates()
+
+    def rates(self) -> dict[str, Tensor]:
+        """Return the hyperparameters that are tensors on a device, under their names in `progress`."""
+        found: dict[str, Tensor] = {}
+        for index, groups in enumerate(self.groups):
+            for number, group in enumerate(groups):
+                for key, value in group.items():
+                    if type(value) not in PLAIN:
+                        found |= _on_device(f"progress.groups.{index}.{number}.{key}", value)
         return found
 
 
@@ -589,21 +605,27 @@ class HostState:
         return tuple([scheduler.count() for scheduler in self.schedulers])
 
     def restore_shared(
-        self, document: Mapping[str, Json], tensors: Mapping[str, Tensor], whole: bool
+        self,
+        document: Mapping[str, Json],
+        tensors: Mapping[str, Tensor],
+        whole: bool,
+        *,
+        for_a_while: bool = False,
     ) -> None:
         """Put back optimizers, schedulers and scaler, and step schedulers as often as the save says is due.
 
-        whole: all of the optimizers, not only what they keep on the host.
+        whole: all of the optimizers, not only what they keep on the host. for_a_while: nothing is done on the
+        device, and the tensors there stay as they are.
 
         Raises CheckpointError if there are more or fewer of them, or they are not alike.
         """
-        progress = tree_codec.decode(document["progress"], tensors)
+        progress = tree_codec.decode(document["progress"], tensors, self.device)
         if whole or self.optimizers:  # else they were found as they made their first step
             self.check_optimizers(document)
             for optimizer, tree, groups in zip(
                 self.optimizers, document["optimizers"], progress["groups"], strict=True
             ):
-                optimizer.restore(tree, tensors, groups, whole)
+                optimizer.restore(tree, tensors, groups, whole, for_a_while=for_a_while)
         self.restore_schedules(document, progress)
 
     def check_optimizers(self, document: Mapping[str, Json]) -> None:
@@ -626,10 +648,11 @@ class HostState:
 
     def restore_progress(self, progress: Encoded) -> None:
         """Put hyperparameters and schedulers back to what `progress` said."""
-        said = tree_codec.decode(progress.tree, progress.tensors)
+        said = tree_codec.decode(progress.tree, progress.tensors, self.device)
+        written: dict[int, Tensor] = {}
         for state, groups in zip(self.optimizers, said["groups"], strict=True):
             for group, own in zip(state.optimizer.param_groups, groups, strict=True):
-                group.update({key: value for key, value in own.items() if key != "parameters"})
+                put_hyperparameters(group, own, written)
         for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
             scheduler.restore(saved)
 
@@ -672,6 +695,17 @@ def differ_by_hand(
             if not (scheduled and key in SCHEDULED) and not _is_kept(value, other):
                 return True
     return False
+
+
+def _on_device(name: str, value: object) -> dict[str, Tensor]:
+    if isinstance(value, Tensor):
+        return {} if value.device.type == "cpu" else {name: value}
+    parts = enumerate(value) if isinstance(value, tuple | list) else ()
+    return {
+        f"{name}.{number}": part
+        for number, part in parts
+        if isinstance(part, Tensor) and part.device.type != "cpu"
+    }
 
 
 def _is_kept(before: object, after: object) -> bool:

@@ -126,6 +126,11 @@ class OptimizerState:
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
 
+    def named_parameters(self) -> dict[str, Tensor]:
+        """Return its parameters by name."""
+        called = [name for names in self._call() for name in names]
+        return dict(zip(called, self.parameters(), strict=True))
+
     def own_parameters(self) -> dict[str, Tensor]:
         """Return the parameters that are not the model's (fp32 masters, flat partitions), by name."""
         if self._names is None:
@@ -212,14 +217,21 @@ class OptimizerState:
         return [problem for attributes in self._attributes for problem in attributes.problems]
 
     def restore(
-        self, tree: Json, tensors: Mapping[str, Tensor], groups: Sequence[Mapping[str, Any]], whole: bool
+        self,
+        tree: Json,
+        tensors: Mapping[str, Tensor],
+        groups: Sequence[Mapping[str, Any]],
+        whole: bool,
+        *,
+        for_a_while: bool = False,
     ) -> None:
         """Put a captured state back; `whole`: in place of all that is there, else the host's part alone.
 
+        for_a_while: nothing is done on the device, and the tensors there stay as they are.
         Groups that the training added later, of the model's parameters, are added. Raises CheckpointError if
         some of the optimizer's parameters or of the save's are not to be found in the other.
         """
-        self._put_groups(tree["names"], groups)
+        self._put_groups(tree["names"], groups, None if for_a_while else {})
         parameters = self.parameters()
         state = parallel.own_state(self.optimizer)
         device = parameters[0].device if parameters else None
@@ -296,12 +308,20 @@ class OptimizerState:
             for name, tensor in here.items():
                 tensor.copy_(saved[name])
 
-    def _put_groups(self, names: Sequence[Sequence[str]], groups: Sequence[Mapping[str, Any]]) -> None:
-        """Make the parameter groups what they were, in their order, which numbers the parameters."""
+    def _put_groups(
+        self,
+        names: Sequence[Sequence[str]],
+        groups: Sequence[Mapping[str, Any]],
+        written: dict[int, Tensor] | None,
+    ) -> None:
+        """Make the parameter groups what they were, in their order, which numbers the parameters.
+
+        written: as for put_hyperparameters.
+        """
         own = self.optimizer.param_groups
         if self._names is None and [len(group["params"]) for group in own] == [*map(len, names)]:
             for one, saved in zip(own, groups, strict=True):  # their places are all that is known of them
-                one.update({key: value for key, value in saved.items() if key != "parameters"})
+                put_hyperparameters(one, saved, written)
             return
         here = {
             name: parameter
@@ -328,7 +348,7 @@ class OptimizerState:
             else:
                 self.optimizer.add_param_group({"params": parameters, **hyperparameters})
                 group = self.optimizer.param_groups[-1]
-            group.update(hyperparameters)
+            put_hyperparameters(group, hyperparameters, written)
             ordered.append(group)
         if [*map(id, ordered)] != [*map(id, self.optimizer.param_groups)]:
             self.optimizer.param_groups[:] = ordered
@@ -550,6 +570,33 @@ def _tensors_once(
                 seen.add(id(value))
                 found[number, key] = value
     return found
+
+
+def put_hyperparameters(
+    group: dict[str, Any], saved: Mapping[str, Any], written: dict[int, Tensor] | None
+) -> None:
+    """Make a group's hyperparameters what was saved; tensors keep their device, and their memory if they can.
+
+    written: what the groups' tensors have got so far, by id, as groups may share one. None: for a while
+    alone; nothing is done on the device, and the tensors there stay as they are.
+    """
+    for key, value in saved.items():
+        if key != "parameters":
+            group[key] = value if written is None else _placed(group.get(key), value, written)
+
+
+def _placed(here: Any, value: Any, written: dict[int, Tensor]) -> Any:
+    if isinstance(here, tuple) and isinstance(value, tuple) and len(here) == len(value):
+        return tuple(_placed(*pair, written) for pair in zip(here, value, strict=True))
+    if not (isinstance(here, Tensor) and isinstance(value, Tensor)):
+        return value
+    if "meta" in (here.device.type, value.device.type):  # a description alone
+        return value
+    alike = here.shape == value.shape and here.dtype == value.dtype and here is not value
+    if alike and torch.equal(written.setdefault(id(here), value), value):
+        with torch.no_grad():
+            return here.copy_(value)
+    return value.to(here.device)
 
 
 def _into(here: Tensor | None, value: Any) -> Any:

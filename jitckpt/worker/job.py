@@ -240,6 +240,7 @@ class Job:
         self._progress_as_loop_began: Encoded | None = None
         self._protection: Protection | None = None
         state = [given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self]
+        said: set[object] = set()
         self._variables, variables_of_epochs = (
             ScriptVariables(
                 [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
@@ -247,6 +248,7 @@ class Job:
                 lambda: 0 if self._protection is None else self._protection.step,
                 self._reporter.warn_on_first,
                 of_epochs=of_epochs,
+                said=said,
             )
             for of_epochs in (False, True)
         )
@@ -564,7 +566,9 @@ class Job:
         if self._protection is not None:
             self._protection.watch_from_base()  # what the script has done since init is in every start
         if self._restored_parts is not None:
-            self._progress_as_loop_began = self._host.progress()
+            # Rates on the device are given by reference, and the script may change them in their place.
+            tree, tensors = self._host.progress()
+            self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
 
     def _put_back(self) -> None:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:

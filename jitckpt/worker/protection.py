@@ -8,13 +8,14 @@ import sys
 import time
 import traceback
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Concatenate, ParamSpec
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.bindings.interpose import Native, stream_of
@@ -23,6 +24,9 @@ from jitckpt.decisions import cut, memory_wanted
 from jitckpt.encoding.staging import Staging
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
+from jitckpt.hooks.carried_gradients import CarriedGradients
+from jitckpt.hooks.guard import in_words
+from jitckpt.hooks.other_optimizers import OtherOptimizers
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
@@ -31,7 +35,7 @@ from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state
 from jitckpt.state import host_state, parallel
-from jitckpt.state.host_state import HostState, ModelState
+from jitckpt.state.host_state import HostState, ModelState, Shared
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.optimizer_state import OptimizerState
 from jitckpt.state.parallel import DeviceBarrier
@@ -75,6 +79,18 @@ EXTRA_LOOKED_AT = 3  # minibatches: a loop does in each what it does in these
 UNEQUAL_TURNS = (
     "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
     "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
+)
+OTHER_OPTIMIZER = (
+    "an optimizer that jitckpt.init was not given ({name}) makes steps with parameters of one that it was "
+    "given: what it keeps is in no save. Build all optimizers before jitckpt.init, give it all of them "
+    "(optimizer=[...]), and write the loop as `for batch in job.batches(loader):` or `for step in "
+    "job.steps(n):`, in which any of them may make the steps."
+)
+CARRIED_GRADIENTS = (
+    "Gradients ({names}) are carried on from one optimizer step to the next, and no save holds them: after a "
+    "failure they begin anew, so the training would differ from an undisturbed one. Clear them for each step "
+    "(optimizer.zero_grad()); what is to be carried on, keep in the optimizer's momentum, or in buffers of "
+    "the model (register_buffer) that you add to the gradients."
 )
 IRREGULAR = (
     "A scheduler is not stepped after every optimizer step. If a failure comes between an optimizer step and "
@@ -153,6 +169,7 @@ class Protection:
     _awaits_forward = False  # a save lets the script go on to its next forward pass
     _awaits_step = False  # or to its next optimizer step
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
+    _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
     def __init__(
@@ -232,6 +249,10 @@ class Protection:
             on_phase=self._injector(),
             every_optimizer=True,
             every_scaler=True,
+        )
+        self._others = OtherOptimizers(arguments.optimizers, self)
+        self._gradients = CarriedGradients(
+            lambda error: reporter.warn(f"Nobody sees whether gradients are carried on: {in_words(error)}.")
         )
         self._register()
         self._exception_hook = ExceptionHook(self._report_exception)
@@ -378,6 +399,8 @@ class Protection:
         if at_exit and self._reporter.has_agent and self._identity.world_size > 1:
             self._stay()
         self._hooks.detach()
+        self._others.end()
+        self._gradients.end()
         self._unwatch()
         self._draws.end()
         if not at_exit:
@@ -578,6 +601,21 @@ class Protection:
         self._astride = 1
         self._switch_off(UNEQUAL_TURNS)
 
+    @_harmless
+    def other_step_begins(self) -> None:
+        for one in self._beside:
+            one.step_begins()  # it may change what they copy
+        if self._checker is not None:
+            self._checker.step_begins()
+
+    def other_stepped(self, optimizer: Optimizer, *, has_begun: bool) -> None:
+        text = OTHER_OPTIMIZER.format(name=type(optimizer).__qualname__)
+        if not has_begun:  # the state that the job has begun with is there
+            self._reporter.warn_once(text[0].upper() + text[1:])
+            return
+        self._switch_off(text)
+        self._astride += 1  # a failure takes the job back over its steps, too
+
     def step_ended(self, step: int) -> None:
         self._step_ends(step)
         self._native.step_end(step, self._stream())
@@ -595,13 +633,10 @@ class Protection:
             self._write_local(step, final=True)
         shared = self._host.shared()
         self._history.add(step, shared)
-        watched = [part.device for part in shared.optimizers]
-        if self._host.model is not None:
-            watched.insert(0, self._host.model.memory)
-            if self._host.model.is_thawed:
-                names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
-                self._reporter.warn_once(THAWED.format(names=names))
-        self._outside.ended(step, watched, shared.all_tensors)
+        if self._host.model is not None and self._host.model.is_thawed:
+            names = ", ".join(self._host.model.thawed()[:SHOWN_NAMES])
+            self._reporter.warn_once(THAWED.format(names=names))
+        self._outside.ended(step, self._watched(shared), shared.all_tensors)
         self._averages = self._host.updates_of_averages()
         if self._loop.is_used:
             self._buffer_versions = self._host.buffer_versions()
@@ -611,12 +646,29 @@ class Protection:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None and (changed := self._module_numbers.changed()):
             self._say_numbers(changed)
+        if self._gradients.is_looking and (carried := self._gradients.step_ended(self._trained)):
+            names = ", ".join(name.removeprefix("model.") for name in carried[:SHOWN_NAMES])
+            self._reporter.warn_on_first(CARRIED_GRADIENTS.format(names=names))
         for optimizer in self._host.optimizers:
             if optimizer.looks or optimizer.refusal is not None:
                 self._say_problems(optimizer)
         if self._found is not None:
             self._found.add(step)
             self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
+    def _trained(self) -> dict[str, Tensor]:
+        every = [one.named_parameters() for one in self._host.optimizers]
+        return {name: parameter for named in every for name, parameter in named.items()}
+
+    def _watched(self, shared: Shared) -> list[Mapping[str, Tensor]]:
+        """Return what may change outside of the steps: the same mappings while the tensors are the same."""
+        watched: list[Mapping[str, Tensor]] = [part.device for part in shared.optimizers]
+        if self._host.model is not None:
+            watched.insert(0, self._host.model.memory)
+        rates = shared.rates()
+        if [*map(id, rates.values())] != [*map(id, self._rates.values())]:
+            self._rates = rates
+        return [*watched, self._rates] if rates else watched
 
     @_harmless
     def _step_is_over(self, step: int) -> None:

@@ -25,7 +25,7 @@ from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity, Kind
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState
-from jitckpt.state.optimizer_state import OptimizerState
+from jitckpt.state.optimizer_state import OptimizerState, put_hyperparameters
 from jitckpt.state.shards import hear_first
 from jitckpt.worker.restoring import completed
 from jitckpt.worker.saving.history import History
@@ -204,6 +204,7 @@ def _put_optimizer(state: TrainingState, optimizer: OptimizerState, host: HostSt
     of_all = parallel.own_state(optimizer.optimizer)
     of_all.clear()
     groups = {name: group for group in state.groups for name in group["params"]}
+    written: dict[int, Tensor] = {}
     for own in optimizer.optimizer.param_groups:
         called = [public(names[id(parameter)].removeprefix("model.")) for parameter in own["params"]]
         saved = [groups[name] for name in called if name in groups]
@@ -213,7 +214,8 @@ def _put_optimizer(state: TrainingState, optimizer: OptimizerState, host: HostSt
                 "it as it was."
             )
         if saved:
-            own.update({key: value for key, value in saved[0].items() if key not in HOW})
+            kept = {key: value for key, value in saved[0].items() if key not in HOW}
+            put_hyperparameters(own, kept, written)
         for name, parameter in zip(called, own["params"], strict=True):
             for key, value in state.optimizer_state.get(name, {}).items():
                 on_device = own.get("capturable") or own.get("fused")

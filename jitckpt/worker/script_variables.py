@@ -27,7 +27,7 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, Dataset, Sampler
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
 from jitckpt.system import installed
@@ -54,6 +54,8 @@ ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
+# Methods of a tensor that write to all of it, whatever was there.
+WHOLLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
 # Where torch keeps what it calls for a module, a tensor or an optimizer.
 HOOKS = (
     "_forward_hooks",
@@ -71,7 +73,8 @@ _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 TEXT = (
     "The loop changes variables of the script that no save holds: {names}. After a failure they are as the "
     "script sets them before the loop. If the training, or what you print of it, depends on them, keep them "
-    "in `extra` (an object with state_dict and load_state_dict, given to jitckpt.init)."
+    "in `extra` (an object with state_dict and load_state_dict, given to jitckpt.init); what each iteration "
+    "writes anew before it reads it needs nothing."
 )
 COUNTER = " A counter of optimizer steps can begin with job.restore()."
 
@@ -87,13 +90,16 @@ class ScriptVariables:
         warn: Callable[[str], None],
         *,
         of_epochs: bool = False,
+        said: set[object] | None = None,
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made.
 
         of_epochs: of the loop over epochs, which is looked at in each: what changes is named at once.
+        said: what was named by now, of this loop and of others that have the same set.
         """
         self._given, self._extra = [*given], extra
         self._of_epochs = of_epochs
+        self._said = set() if said is None else said
         self._named: set[str] = set()
         self._steps, self._warn = steps, warn
         self._place: tuple[CodeType, tuple[int, ...]] | None = None  # of the first loop that makes steps
@@ -146,8 +152,23 @@ class ScriptVariables:
                 self._changed[name] = None
         self._before = now
         if (self._looks == LOOKS or self._of_epochs) and self._changed:
-            names, self._changed = [*self._changed], {}
-            self._named |= {*names}
+            changed, self._changed = [*self._changed], {}
+            self._named |= {*changed}
+            self._say(changed, frame)
+
+    def _say(self, changed: Sequence[str], frame: FrameType) -> None:
+        """Name them, but for what another loop has named; two functions' variables may have one name."""
+        scope, code = _variables_of(frame), frame.f_code
+        local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+        keys: dict[str, object] = {}
+        for name in changed:
+            if isinstance(scope.get(name), CONTAINERS):
+                keys[name] = name, id(scope[name])
+            else:
+                keys[name] = (name, code) if name in local else name
+        names = [name for name, key in keys.items() if key not in self._said]
+        self._said |= {*keys.values()}
+        if names:
             text = TEXT.format(names=", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else ""))
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
@@ -176,7 +197,11 @@ class ScriptVariables:
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         for loader in [one for one in used if isinstance(one, DataLoader) and not self._of_epochs]:
             for one in (loader.dataset, *samplers(loader)):
-                marks |= _inside(type(one).__qualname__, one, kept, notes=True)
+                kind = type(one).__qualname__
+                marks |= _inside(kind, one, kept, notes=True)
+                if isinstance(one, IterableDataset) and not tells_nothing:  # its place is kept
+                    for name in [name for name, part in vars(one).items() if type(part) is int]:
+                        marks.pop(f"{kind}.{name}", None)
         return marks | self._marks_of(
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )
@@ -266,6 +291,7 @@ def _tensors_of(given: object) -> Iterator[Tensor]:
     elif isinstance(given, Optimizer):
         for group in given.param_groups:
             yield from group["params"]
+            yield from (value for value in group.values() if isinstance(value, Tensor))
 
 
 def _called_by_torch(one: object) -> Iterator[tuple[str, object]]:
@@ -333,7 +359,35 @@ def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):  # a comprehension's, a lambda's
             loaded |= _outside(inner)[0]
-    return frozenset(loaded), written
+    return frozenset(loaded - _overwritten(code, 0, len(code.co_code))), written
+
+
+def _overwritten(code: CodeType, begin: int, end: int) -> set[str]:
+    """Return the tensors' names that some code writes to, whole, before it reads them, in whatever branch."""
+    inside = [one for one in dis.get_instructions(code) if begin <= one.offset <= end]
+    known: set[str] = set()
+    found: set[str] = set()
+    for place, one in enumerate(inside):
+        used = _names(one.argval)[: len(_kinds(one.opname))]
+        if not used or used[-1] in known:
+            known |= {*used}
+            continue
+        known |= {*used}
+        following = [*itertools.takewhile(lambda other: other.opname != "POP_TOP", inside[place + 1 :])]
+        writes = following and "LOAD_" in following[0].opname and following[0].argval in WHOLLY
+        reads = any(_kinds(other.opname) and used[-1] in _names(other.argval) for other in following)
+        skips = any(
+            ("JUMP" in other.opname or other.opname == "FOR_ITER") and one.offset < other.argval <= end
+            for other in inside[:place]
+            if "BACKWARD" not in other.opname
+        )
+        if writes and not reads and not skips:
+            found.add(used[-1])
+    return found
+
+
+def _names(argument: Any) -> tuple[Any, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)
 
 
 @cache
@@ -350,13 +404,12 @@ def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], fro
     written: set[str] = set()
     for one in instructions:
         if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
-            names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-            for kind, name in zip(_kinds(one.opname), names, strict=False):
+            for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
                 if kind == "STORE":
                     written.add(name)
                 elif name not in written:
                     read[name] = None
-    return frozenset(read), frozenset(written & read.keys())
+    return frozenset(read.keys() - _overwritten(code, begin, end)), frozenset(written & read.keys())
 
 
 def _kinds(operation: str) -> Sequence[str]:

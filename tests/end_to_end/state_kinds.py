@@ -455,6 +455,30 @@ def a_buffer_that_a_state_dict_leaves_out(training: Training) -> None:
 
 
 @kind
+def rates_on_the_device(training: Training) -> None:
+    """Changed in their place, one after each step and one before it: there the failure comes."""
+    rates = [torch.tensor(0.01, device="cuda") for _ in range(2)]
+    groups = [
+        {"params": [*layer.parameters()], "lr": rate}
+        for layer, rate in zip((training.net[0], training.net[2]), rates, strict=True)  # type: ignore[index]
+    ]
+    training.optimizer = torch.optim.Adam(groups, capturable=True)
+
+    def make_step(closure: Callable[[], Tensor]) -> None:
+        step, training.step = training.step, -1
+        closure()
+        training.step = step
+        rates[1].mul_(0.9)
+        training.die(step)
+        dist.all_reduce(torch.ones(1, device="cuda"))
+        training.optimizer.step()
+
+    training.make_step = make_step
+    training.after = lambda step: rates[0].mul_(0.9)
+    training.more = lambda: rates
+
+
+@kind
 def a_validation_with_gradients(training: Training) -> None:
     """It needs forces, so it runs with gradients; a scheduler is stepped behind it."""
     training.ranks_reduce = True

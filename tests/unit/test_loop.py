@@ -24,11 +24,13 @@ from torch.utils.data import (
     IterableDataset,
     RandomSampler,
     Sampler,
+    Subset,
     WeightedRandomSampler,
     get_worker_info,
 )
 
-from jitckpt.data import loop
+from jitckpt.data import chosen_samples, loop
+from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
@@ -671,3 +673,120 @@ def test_a_loop_that_nothing_drops_but_the_interpreters_end_was_not_left_by_the_
         assert time.monotonic() < end
         time.sleep(0.01)
     assert told == [False]
+
+
+class GoingOn(IterableDataset[Any]):
+    """Gives four numbers in a pass, from where the pass before has ended; `count` is of each pass alone."""
+
+    def __init__(self, rank: int = 7) -> None:
+        self.rank, self.place, self.count = rank, 0, 0
+
+    def __iter__(self) -> Iterator[Tensor]:
+        self.count = 0
+        while self.count < 4:
+            yield torch.tensor([self.place, self.count, self.rank])
+            self._advance()
+
+    def _advance(self) -> None:
+        self.place += 1
+        self.count += 1
+
+
+class Inside(IterableDataset[Any]):
+    def __init__(self, inner: IterableDataset[Any]) -> None:
+        self.inner = inner
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self.inner)
+
+
+@pytest.mark.parametrize("script", [usual, left_early])
+@pytest.mark.parametrize("dataset", [GoingOn, lambda: Inside(GoingOn())])
+def test_a_stream_goes_on_where_it_was(dataset: Callable[[], Any], script: Script) -> None:
+    def build() -> Any:
+        return DataLoader(dataset(), batch_size=2)
+
+    assert run(script, build).told == run(script, build, plain=True).told
+    check_all(script, build)
+
+
+def test_what_a_stream_begins_anew_and_what_it_never_sets_is_no_place_of_it() -> None:
+    assert places_of(GoingOn) == {"place"}
+
+
+class ByIterator(IterableDataset[Any]):
+    """Goes on by an iterator, or has one of each pass alone."""
+
+    def __init__(self, afresh: bool) -> None:
+        self.afresh, self.numbers = afresh, iter(range(100))
+
+    def __iter__(self) -> Iterator[int]:
+        if self.afresh:
+            self.numbers = iter(range(4))
+        return itertools.islice(self.numbers, 4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "workers", "named"),
+    [
+        (lambda: ByIterator(False), "0", "ByIterator.numbers"),
+        (lambda: ByIterator(True), "0", None),
+        (GoingOn, "0", None),
+        (GoingOn, "2", None),
+        (GoingOn, "3 persistent", "GoingOn.place"),
+        (Stream, "3 persistent", None),
+    ],
+)
+def test_a_place_that_no_save_holds_is_named_as_the_second_pass_begins(
+    dataset: Callable[[], Any], workers: str, named: str | None
+) -> None:
+    training = Training()
+    batches = training.loop.batches(DataLoader(dataset(), batch_size=2, **WORKERS[workers]))
+    for number in range(3):
+        assert [*batches]
+        said = [text for text in training.warnings if "goes on in each pass" in text]
+        assert len(said) == (number > 0 and named is not None)
+    assert all(f"({named})" in text for text in said)
+    training.loop.close()
+
+
+def choosing(training: Training, kinds: Any, plain: bool) -> None:
+    """Chooses each epoch's samples by what it has come to, and another number of them, as it begins."""
+    kind, numbers = kinds
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        hardest = [number for number in range(40) if (number + training.step) ** 2 % 7 > training.step % 4]
+        samples = Subset(numbers, kind(hardest))
+        loader = DataLoader(samples, batch_size=4, shuffle=True)
+        if kind is numpy.array:
+            dealt: DistributedSampler[Any] = DistributedSampler(samples, 2, 0)
+            loader = DataLoader(samples, batch_size=4, sampler=dealt)
+            dealt.set_epoch(epoch)
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+
+
+@pytest.mark.parametrize("kind", [list, numpy.array, torch.tensor])
+def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(kind: Callable[..., Any]) -> None:
+    def build() -> Any:
+        return kind, Squares(40)
+
+    assert run(choosing, build).told == run(choosing, build, plain=True).told
+    check_all(choosing, build, (2, 6) if kind is torch.tensor else (2, 5, 6, 8))
+
+
+def test_samples_that_were_chosen_before_the_loop_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Subset, "__init__", chosen_samples._plain)
+    monkeypatch.setattr(chosen_samples, "_is_watched", False)
+    split, said = Subset(Squares(), [1, 2]), list[str]()
+    chosen_samples.watch()
+    assert chosen_samples.chosen(split, said.append) == b""
+    assert chosen_samples.chosen(Squares(), said.append) == b""
+    kept = chosen_samples.chosen(Subset(Squares(), [3, 5]), said.append)
+    chosen_samples.choose_again(DataLoader(split), kept)
+    assert split.indices == [3, 5]
+    assert not said
+    many = Subset(Squares(), range(chosen_samples.MOST + 1))
+    assert chosen_samples.chosen(many, said.append) == b""
+    assert "131073 samples" in said[0]

@@ -316,3 +316,27 @@ def test_a_group_that_is_added_makes_another_structure() -> None:
     optimizer.add_param_group({"params": [*model[1].parameters()]})
     host.shared()
     assert host.is_restructured
+
+
+@pytest.mark.parametrize("unshared", [False, True])
+def test_hyperparameters_that_are_tensors_keep_their_memory_and_groups_share_them(unshared: bool) -> None:
+    """Else one of a device comes back on the host, where the training can't go on with it."""
+    model, rate = net(), torch.tensor(0.5)
+    groups = [{"params": [*layer.parameters()]} for layer in model]
+    optimizer = torch.optim.SGD(groups, lr=rate)
+    host = host_of(model, optimizer)
+    step(model, optimizer)
+    if unshared:
+        optimizer.param_groups[1]["lr"] = torch.tensor(0.125)
+    rate.mul_(0.5)
+    saved, progress = take(host), host.progress()
+    ways: list[Callable[[], None]] = [lambda: put(host, saved), lambda: host.restore_progress(progress)]
+    for put_back in ways:
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        rate.fill_(1.0)
+        put_back()
+        first, second = (group["lr"] for group in optimizer.param_groups)
+        assert first is rate
+        assert (second is rate) is not unshared
+        assert (float(first), float(second)) == (0.25, 0.125 if unshared else 0.25)

@@ -366,6 +366,17 @@ def test_a_plain_loops_counter_of_steps_is_not_named() -> None:
     assert loop.named == {"other"}
 
 
+def test_a_rate_that_the_optimizer_has_is_not_named() -> None:
+    loop, rate = PlainLoop(), torch.tensor(0.1)
+    optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=rate)
+    loop.variables = ScriptVariables([optimizer, loop], None, lambda: loop.steps, loop.warnings.append)
+    for _ in range(ITERATIONS):
+        loop.forward()
+        rate.mul_(0.9)
+        loop.step()
+    assert loop.named == set()
+
+
 def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
     loop, raising, count = Loop(), Raising(), 0
     for batch in loop:
@@ -484,6 +495,26 @@ def by_hooks(loop: Loop) -> None:
         optimizer.step()
 
 
+STATIC = torch.zeros(2)
+
+
+def by_static_inputs(loop: Loop) -> None:
+    """Memory that each iteration writes to, whole, before it reads it; and such as it does not."""
+    inputs, noise, own, now_and_then = (torch.zeros(2) for _ in range(4))
+
+    def replay(batch: int) -> torch.Tensor:
+        STATIC.copy_(torch.ones(2) * batch)
+        return STATIC + 1
+
+    for batch in loop:
+        inputs.copy_(torch.ones(2) * batch)
+        noise.normal_()
+        own.copy_(own * 0.9)
+        if batch % 2:
+            now_and_then.copy_(inputs)
+        assert len(inputs + noise + now_and_then + replay(batch)) == 2
+
+
 class Samples(torch.utils.data.Dataset[int]):
     def __init__(self) -> None:
         self.given, self.random, self.cache = 0, random.Random(1), {0: 0}
@@ -496,6 +527,16 @@ class Samples(torch.utils.data.Dataset[int]):
         self.given += 1
         self.cache[self.given] = self.random.randrange(9)
         return number
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __init__(self) -> None:
+        self.place, self.buffer = 0, [0]
+
+    def __iter__(self) -> Iterator[int]:
+        self.place += 1
+        self.buffer.append(self.place)
+        yield self.place
 
 
 class Collate:
@@ -511,6 +552,12 @@ def by_a_dataset(loop: Loop) -> None:
     loader = torch.utils.data.DataLoader(Samples(), collate_fn=Collate())
     for _ in loop:
         assert len([*loader]) == 2
+
+
+def by_a_stream(loop: Loop) -> None:
+    loader = torch.utils.data.DataLoader(Stream())
+    for _ in loop:
+        assert [*loader]
 
 
 class Hardest(torch.utils.data.Sampler[int]):
@@ -543,6 +590,8 @@ def by_samplers(loop: Loop) -> None:
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
         (in_modules, {"Bank.mean", "Bank.queue", "Bank.generator", "SEEN"}),
         (by_hooks, {"calls", "warmth"}),
+        (by_static_inputs, {"own", "now_and_then"}),
+        (by_a_stream, {"Stream.buffer"}),
         (by_a_dataset, {"SEEN", "Samples.given", "Collate.calls"}),
     ],
 )
@@ -580,3 +629,27 @@ def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
     assert not first + third + fifth
     assert {*second[0].partition(". ")[0].split(", ")} == {"order", "rate"}
     assert fourth[0].startswith("patience. ")
+
+
+def test_what_the_loop_over_steps_has_named_that_over_epochs_does_not_name_again() -> None:
+    loop, said = Loop(), set[object]()
+    steps, epochs = (
+        ScriptVariables([loop], None, lambda: 0, loop.warnings.append, of_epochs=each, said=said)
+        for each in (False, True)
+    )
+
+    def train(losses: list[int], average: Average) -> None:
+        total = 0
+        for batch in range(ITERATIONS):
+            steps.look(sys._getframe())
+            total += batch
+            losses.append(batch)
+            average.update()
+
+    total, losses, average = 0.0, [0], Average()
+    for _ in range(3):
+        epochs.look(sys._getframe())
+        train(losses, average)
+        total += 0.5
+    named = [{*text.partition("holds: ")[2].partition(". After")[0].split(", ")} for text in loop.warnings]
+    assert named == [{"total", "losses", "average.shadow", "average.updates"}, {"total"}]

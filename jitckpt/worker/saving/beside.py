@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from torch import Tensor
 
+from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.state.host_state import HostState, Shared
 from jitckpt.worker.saving.history import History
@@ -148,12 +149,22 @@ class BesideTraining(ABC):
         if snapshot is None:
             self._warn(f"Step {step} was not saved: its state on the host is kept no more.")
             return
+        rates = snapshot.shared.rates()
+        if _places(rates) != _places(begun.shared.rates()):  # others have come into their place since
+            self._begun = begun
+            self.copy_again(snapshot.shared)
+            begun, self._begun = self._begun, None
         document: dict[str, Json] = {"local": begun.local}
         tensors = begun.on_host | begun.copies
         if self._replica:
             document, common = document_of(
                 self._host, self._history, snapshot, step=step, reason=self._reason, local=begun.local
             )
+            for name, tensor in snapshot.progress.tensors.items():
+                if name in rates:
+                    del common[name]  # it is among the copies, of this rank or of a replica
+                elif tensor.device.type != "cpu":  # a scheduler has made it
+                    common[name] = to_host(tensor)
             tensors |= common
         self._writer = threading.Thread(
             target=self._write,
@@ -162,3 +173,7 @@ class BesideTraining(ABC):
             daemon=True,
         )
         self._writer.start()
+
+
+def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
+    return {name: tensor.data_ptr() for name, tensor in tensors.items()}

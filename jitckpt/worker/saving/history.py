@@ -89,7 +89,7 @@ class History:
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
             progress = self._host.take_progress(groups)
-            self._steps[step] = self._host.shared_again(shared)._replace(progress=progress)
+            self._steps[step] = self._host.shared_again(shared)._replace(progress=progress, groups=groups)
 
     def settle_again(self, step: int) -> None:
         """One more forward pass begins: if a scheduler was stepped since, that belongs to `step`, too."""
@@ -201,7 +201,9 @@ class History:
             )
         )
         update_due = self._host.scaler_update_is_due()
-        return SharedSnapshot(shared, self._host.progress(), due, update_due)
+        groups = self._host.groups()
+        progress = self._host.take_progress(groups)()
+        return SharedSnapshot(shared._replace(groups=groups), progress, due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
         return tuple(map(operator.sub, self._host.counts(), shared.counts))

@@ -91,7 +91,10 @@ def presented(
     try:
         try:
             view.restore_shared(
-                {**document, "scaler": None}, {**tensors, **_moved(view, snapshot)}, whole=False
+                {**document, "scaler": None},
+                {**tensors, **_moved(view, snapshot)},
+                whole=False,
+                for_a_while=True,
             )
             _present_scaler(host.scaler, document["scaler"])
             trees = document["local"]["trees"]
