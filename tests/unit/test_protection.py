@@ -4,9 +4,11 @@ import asyncio
 import errno
 import os
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
+from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import (
     BEGUN,
     OFF,
@@ -37,6 +40,7 @@ from jitckpt.tiers.host_memory import (
     HostMemory,
 )
 from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.shard import CHUNK, Index
 from jitckpt.wire.agents import OF_MEMORY
 from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import HeldShard, VisitDone
@@ -325,6 +329,46 @@ def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agent
     agents.gather()
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert told[-1]["step"] == 1, "the older step is whole everywhere"
+
+
+def test_a_lost_shard_comes_from_all_its_holders_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a holder whose part is damaged nothing more is taken; the others have it as well."""
+    with closing(Agents(str(tmp_path), 4, copies=4)) as agents:
+        agents.start()
+        for rank in range(4):
+            agents.put(rank, 1, bytes(3 * CHUNK))
+        agents.until_safe(1)
+        asked: list[tuple[int, range]] = []
+        all_under_way = threading.Barrier(3)
+        chunks_into = PeerMemory.chunks_into
+
+        def noted(self: PeerMemory, index: Index, wanted: range, to: Window) -> None:
+            asked.append((self._host, wanted))
+            all_under_way.wait(LIMIT)
+            chunks_into(self, index, wanted, to)
+
+        monkeypatch.setattr(PeerMemory, "chunks_into", noted)
+        agents.tiers[0].memory.close()
+        agents.meet()
+        agents.gather()
+        assert {host for host, _ in asked} == {1, 2, 3}
+        assert sorted(number for _, part in asked for number in part) == [0, 1, 2, 3]
+        assert host_memory.check(agents.tiers[0].memory.of(0), 1).step == 1
+
+        asked.clear()
+        all_under_way = threading.Barrier(2)
+        agents.tiers[0].memory.forget(0)
+        agents.tiers[1].memory.forget(0)
+        damaged = agents.tiers[2].memory.of(0)
+        for number in range(3):
+            os.pwrite(damaged, b"?", host_memory.data_place(1) + number * CHUNK)
+        agents.gather()
+        assert {host for host, _ in asked} == {2, 3}
+        assert host_memory.check(agents.tiers[0].memory.of(0), 1).step == 1
+        (*_, told) = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
+        assert "Step 1 of rank 0 in the memory of host 2 has failed its check" in told["reason"]
 
 
 def test_a_holder_that_refuses_is_replaced(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
