@@ -76,6 +76,8 @@ class MemoryTier:
         self._assembled = Assembled(self.memory)
         self._remaker = Remaker(self.memory)
         self._collected = False  # what `collect` does
+        # Of the step that this meeting's hosts go on from some lack what they are to keep for others.
+        self.lacks_copies = False
 
     @property
     def parity(self) -> ParityOfHosts | None:
@@ -148,7 +150,7 @@ class MemoryTier:
 
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
-        self._gathered, self._collected = None, False
+        self._gathered, self._collected, self.lacks_copies = None, False, False
         hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
         if self._parity is not None:
             self._parity.meet(hosts)
@@ -195,6 +197,7 @@ class MemoryTier:
         decided = partial(decide, hosts, held, failed, parities)
         step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
+        self.lacks_copies = self._lacks_copies(hosts, held, parities, step)
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least)
@@ -205,6 +208,27 @@ class MemoryTier:
                 f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
                 "the ranks go on from files, or from the beginning"
             )
+
+    def _lacks_copies(
+        self,
+        hosts: Hosts,
+        held: Mapping[int, Sequence[Held]],
+        parities: Mapping[int, Sequence[HeldParity]],
+        step: int,
+    ) -> bool:
+        """Return whether a host lacks something of this step that it is to keep for others."""
+        if self.parity is not None:
+            return step > 0 and any(
+                all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
+            )
+        there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
+        return step > 0 and any(
+            (holder, rank, step) not in there
+            for owner, of_owner in enumerate(self.placement(hosts).holders)
+            for holder in of_owner
+            if holder != owner
+            for rank in hosts.all[owner].ranks
+        )
 
     def collect(self, hosts: Hosts, step: int) -> set[int]:
         """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.

@@ -3,6 +3,7 @@
 import asyncio
 import errno
 import os
+import re
 import socket
 import threading
 import time
@@ -30,6 +31,7 @@ from jitckpt.tiers import host_memory, peers, shard
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import (
     BEGUN,
+    COPY_WAITED,
     OFF,
     READY,
     RULE,
@@ -303,9 +305,13 @@ def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
         for rank in range(4):
             agents.put(rank, step)
         agents.until_safe(step)
+    agents.meet()
+    agents.gather()
+    assert not any(tier.lacks_copies for tier in agents.tiers)
     agents.tiers[2].memory.close()
     agents.meet()
     agents.gather()
+    assert all(tier.lacks_copies for tier in agents.tiers), "what host 2 had kept of rank 0"
     assert agents.held(2) >= {(2, 2)}
     index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
     assert index.identity.rank == 2
@@ -460,6 +466,28 @@ def test_where_the_look_itself_fails_it_is_said_once_and_nobody_waits(
     until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
     assert sum("KeyError('a mistake')" in text for text in said) == 1
     assert one.step_that_stays(()) is None
+
+
+def test_how_long_a_start_was_unprotected_is_said_and_measured(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    first = agents.protections[0]
+    first._tell_unprotected()
+    assert said == [], "nothing is missing"
+    agents.tiers[0].lacks_copies = True
+    first._tell_unprotected()
+    assert "until a step of this start is safe the state of some ranks is unprotected" in said[0]
+    for rank in range(4):
+        agents.put(rank, 1)
+    first._began -= 100
+    host_memory.put_word(agents.tiers[0].memory.of(0), COPY_WAITED, 2_500_000)
+    agents.until_safe(1)
+    (told,) = [event for event in first._log.events if event["event"] == "memory_safe"]
+    assert 100 < told["unprotected"] < 100 + LIMIT
+    assert told["copy_waited"] == 2.5
+    assert any(re.search(r"protected from step 1 on, 1\d\d\.\d s after the ranks were", one) for one in said)
 
 
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:

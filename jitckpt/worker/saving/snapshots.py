@@ -28,6 +28,7 @@ from jitckpt.tiers import asked, chunks, host_memory, remaking, shard
 from jitckpt.tiers.host_memory import (
     AWAITED,
     BEGUN,
+    COPY_WAITED,
     GRADIENTS,
     OFF,
     READY,
@@ -126,7 +127,7 @@ class Snapshots(BesideTraining):
         super().__init__(
             host,
             history,
-            HostCopies(host.device, write_word, self._room_for),
+            HostCopies(host.device, write_word, self._room_for, measures=True),
             replica=True,
             reason=REASON,
             warn=warn,
@@ -202,6 +203,7 @@ class Snapshots(BesideTraining):
         host_memory.put_word(
             self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
         )
+        host_memory.put_word(self._memory, COPY_WAITED, int(self._copies.waited() * 1e6))
         if self._whole is not None and self._newest > self._restored:
             os.close(self._whole)  # a minibatch is done since: its memory is to be free
             self._whole = None
