@@ -212,7 +212,7 @@ class MemoryTier:
     def _lacks_copies(
         self,
         hosts: Hosts,
-        held: Mapping[int, Sequence[Held]],
+        held: Mapping[int, Sequence[HeldShard]],
         parities: Mapping[int, Sequence[HeldParity]],
         step: int,
     ) -> bool:

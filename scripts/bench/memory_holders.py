@@ -22,11 +22,12 @@ import torch
 from memory_transfer import filled
 
 from jitckpt.decisions.sources import Kind, Source
-from jitckpt.hosts.connections import Host, Hosts
+from jitckpt.hosts.connections import Hosts
 from jitckpt.rehearsal.namespaces import namespaces
 from jitckpt.tiers import from_holders, host_memory, peers
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.peers import PeerMemory
+from jitckpt.wire.hosts import Host
 
 HOLDERS = 3
 PORT = 29511
