@@ -7,6 +7,7 @@ it does while the workers run: protection.py.
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -33,7 +34,7 @@ from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers, remade_peers
+from jitckpt.tiers import asked, from_holders, host_memory, own_shard, parity_peers, peers, remade_peers
 from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
@@ -48,6 +49,7 @@ from jitckpt.wire.visits import HeldParity, HeldShard
 
 FREE_PART = 0.8
 COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
+MOST_AT_A_TIME = 8  # shards that come at once
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
@@ -81,6 +83,8 @@ class MemoryTier:
         self._assembled = Assembled(self.memory)
         self._remaker = Remaker(self.memory)
         self._collected = False  # what `collect` does
+        # Of the step that this meeting's hosts go on from some lack what they are to keep for others.
+        self.lacks_copies = False
 
     @property
     def parity(self) -> ParityOfHosts | None:
@@ -156,7 +160,7 @@ class MemoryTier:
 
     def answer_others(self, hosts: Hosts) -> None:
         """Answer other hosts of this meeting; to be called before they are connected. Raises HostsError."""
-        self._gathered, self._collected = None, False
+        self._gathered, self._collected, self.lacks_copies = None, False, False
         self.may_spread = (
             self.wanted.mode != PARITY and not self.wanted.sharded and self.copies > 1 and len(hosts.all) > 1
         )
@@ -196,7 +200,7 @@ class MemoryTier:
         if self.parity is None:
             return False
         of = self.parity.parities
-        return await parity_peers.answer(self.memory, of, self._number_of_stripe, request, connection)
+        return await parity_peers.answer(of, self._number_of_stripe, request, connection)
 
     def gather(self, hosts: Hosts) -> None:
         """Fetch from other hosts' memory what this host's ranks lack to go on from the step that all will.
@@ -209,6 +213,7 @@ class MemoryTier:
         decided = partial(decide, hosts, held, failed, parities, parts=parts)
         step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
+        self.lacks_copies = self._lacks_copies(hosts, held, parities, step)
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least, parts=parts)
@@ -219,6 +224,27 @@ class MemoryTier:
                 f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
                 "the ranks go on from files, or from the beginning"
             )
+
+    def _lacks_copies(
+        self,
+        hosts: Hosts,
+        held: Mapping[int, Sequence[HeldShard]],
+        parities: Mapping[int, Sequence[HeldParity]],
+        step: int,
+    ) -> bool:
+        """Return whether a host lacks something of this step that it is to keep for others."""
+        if self.parity is not None:
+            return step > 0 and any(
+                all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
+            )
+        there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
+        return step > 0 and any(
+            (holder, rank, step) not in there
+            for owner, of_owner in enumerate(self.placement(hosts).holders)
+            for holder in of_owner
+            if holder != owner
+            for rank in hosts.all[owner].ranks
+        )
 
     def collect(self, hosts: Hosts, step: int) -> set[int]:
         """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.
@@ -271,19 +297,14 @@ class MemoryTier:
         begun = time.monotonic()
         fetched = 0
         while (plan := decided()) is not None:
-            for source in self._wanted_here(hosts, plan, held, failed):
-                rank = source.rank
-                try:
-                    if source.host == hosts.index and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
-                        host_memory.check(self.memory.of(rank), source.step)
-                        continue
-                    fetched += self._fetch(source, hosts, tiers)
-                    self._hold(rank)
-                except (LinkError, SaveError, PieceLost) as error:
-                    failed.append(error.piece if isinstance(error, PieceLost) else source)
-                    self._warn(f"a copy of rank {rank}'s state is passed over: {error}")
-                    break
-            else:
+            known = len(failed)
+            wanted = self._wanted_here(hosts, plan, held, failed)
+            bring = partial(self._bring, hosts, tiers, held, tuple(failed))
+            decoded = [one for one in wanted if one.kind in (Kind.PARITY, Kind.PARTS)]
+            fetched += self._bring_all(bring, [one for one in wanted if one not in decoded], failed)
+            if len(failed) == known:  # what is put together is so mostly from what is here by now
+                fetched += self._bring_all(bring, decoded, failed, at_a_time=1)
+            if len(failed) == known:
                 seconds = time.monotonic() - begun
                 self._log.write(
                     "memory_sources", step=plan.step, bytes=fetched, seconds=seconds, reason=plan.reason
@@ -295,6 +316,65 @@ class MemoryTier:
                     )
                 return plan.step
         return 0
+
+    def _bring_all(
+        self,
+        bring: Callable[[Source], int],
+        wanted: Sequence[Source],
+        failed: list[Piece],
+        at_a_time: int = MOST_AT_A_TIME,
+    ) -> int:
+        """Have all of these here; return the bytes that came. What can't be had is added to `failed`."""
+        size = 0
+        with ThreadPoolExecutor(at_a_time, "jitckpt-memory-gather") as pool:
+            coming = [(source, pool.submit(bring, source)) for source in wanted]
+        for source, one in coming:
+            try:
+                size += one.result()
+            except (LinkError, SaveError, PieceLost) as error:
+                failed.append(error.piece if isinstance(error, PieceLost) else source)
+                self._warn(f"a copy of rank {source.rank}'s state is passed over: {error}")
+        return size
+
+    def _bring(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        held: Mapping[int, Sequence[HeldShard]],
+        failed: Collection[Piece],
+        source: Source,
+    ) -> int:
+        """Have a source here, and whole; return the bytes that came from other hosts."""
+        if source.host == hosts.index and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
+            host_memory.check(self.memory.of(source.rank), source.step)
+            return 0
+        timeline = _within_job(source.timeline)
+        if source.kind == Kind.PARTS:
+            size = self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), self.memory)
+        elif source.kind == Kind.PARITY and self.parity is not None:
+            size = self.parity.decode(source, timeline, tiers)
+        else:
+            size = from_holders.get(self._holders(hosts, tiers, held, failed, source), timeline, self.memory)
+        self._hold(source.rank)
+        return size
+
+    def _holders(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        held: Mapping[int, Sequence[HeldShard]],
+        failed: Collection[Piece],
+        source: Source,
+    ) -> dict[Source, PeerParity]:
+        """Return all hosts that have what a source has, itself first."""
+        everywhere = (_source(hosts, host, one) for host in tiers for one in held.get(host, ()))
+        same = [
+            one
+            for one in everywhere
+            if (one.rank, one.step, one.timeline) == (source.rank, source.step, source.timeline)
+            if one not in failed
+        ]
+        return {one: tiers[one.host] for one in (source, *same)}
 
     def _wanted_here(
         self,
@@ -338,15 +418,6 @@ class MemoryTier:
             except (LinkError, SaveError) as error:
                 self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
         return held, parities, parts
-
-    def _fetch(self, source: Source, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
-        """Bring a source into this host's memory; return the bytes that came."""
-        timeline = _within_job(source.timeline)
-        if source.kind == Kind.PARTS:
-            return self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), self.memory)
-        if source.kind == Kind.PARITY and self.parity is not None:
-            return self.parity.decode(source, timeline, tiers)
-        return tiers[source.host].get(source.rank, source.step, timeline, self.memory)
 
     def write_saves(
         self, directory: Path, ranks: Collection[int], step: int, nowhere: Collection[int] = (), by: str = ""

@@ -31,7 +31,18 @@ from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import host_memory
-from jitckpt.tiers.host_memory import BEGUN, OFF, READY, RULE, SAFE, SETTLED, SKIPPED, STEP_TIME
+from jitckpt.tiers.host_memory import (
+    BEGUN,
+    COPY_WAITED,
+    OFF,
+    READY,
+    RULE,
+    SAFE,
+    SETTLED,
+    SKIPPED,
+    STEP_TIME,
+    WAITED,
+)
 from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.part_peers import PeerParts
 from jitckpt.tiers.remade_peers import PeerOptimizer
@@ -98,7 +109,7 @@ class MemoryProtection(threading.Thread):
         self._left_out = 0  # at the root: up to here ranks may have given up what is newer than the safe step
         self._off: str | None = None
         self._told = 0.0  # when an event told of a safe step
-        self._began = time.monotonic()
+        self._began, self._unprotected = time.monotonic(), 0.0  # until the first safe step
         self._said: set[str] = set()
         self._lock = threading.RLock()
         self._stopping = threading.Event()
@@ -187,6 +198,7 @@ class MemoryProtection(threading.Thread):
                 self._end("what looks after it here has failed")
 
     def _watch(self) -> None:
+        self._tell_unprotected()
         keeper_seen = time.monotonic()
         while not self._stopping.wait(LOOK_SECONDS):
             self.look()
@@ -421,6 +433,8 @@ class MemoryProtection(threading.Thread):
             if before:
                 self._tier.spare.drop_parts(lambda one: one.step < before)
         first = self.safe == 0 < safe
+        if first:
+            self._unprotected = time.monotonic() - self._began
         self.safe, self._settled = max(self.safe, safe), max(self._settled, settled)
         if self._off is None:
             for own in self._own.values():
@@ -433,10 +447,21 @@ class MemoryProtection(threading.Thread):
 
     def _tell_user(self, first: bool) -> None:
         if self._log.leading:
-            waited = sum(host_memory.word(own.memory, host_memory.WAITED) for own in self._own.values())
+            waited, copy_waited = (
+                sum(host_memory.word(own.memory, which) for own in self._own.values()) / 1e6
+                for which in (WAITED, COPY_WAITED)
+            )
             size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
             sent = sum(own.size for own in self._own.values()) * self._copies
-            self._log.write("memory_safe", step=self.safe, bytes=size, waited=waited / 1e6, sent=sent)
+            self._log.write(
+                "memory_safe",
+                step=self.safe,
+                bytes=size,
+                waited=waited,
+                copy_waited=copy_waited,
+                sent=sent,
+                unprotected=self._unprotected,
+            )
             self._tell_keepers()
             if first:
                 say(self._in_words(size))
@@ -451,6 +476,15 @@ class MemoryProtection(threading.Thread):
             self._tier.forget_assembled()
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
+
+    def _tell_unprotected(self) -> None:
+        """Say so where a start goes on from memory of which copies are missing."""
+        if self._log.leading and self._tier.lacks_copies:
+            say(
+                "memory tier: not all hosts have the copies yet that they are to keep: until a step of this "
+                "start is safe the state of some ranks is unprotected, and if a host is lost the job may go "
+                "back to files."
+            )
 
     def _tell_keepers(self) -> None:
         """Write down which host's memory has whose state, once and whenever that has changed."""
@@ -486,7 +520,8 @@ class MemoryProtection(threading.Thread):
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
             f"memory tier: after {steps} the state of all {len(self._ranks)} ranks{self._cut()} is kept in "
-            f"the memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on."
+            f"the memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on, "
+            f"{self._unprotected:.1f} s after the ranks were started."
         )
 
     def _cut(self) -> str:

@@ -157,6 +157,12 @@ def _cheapest(
     return max(busy.values()), chosen
 
 
+def shares(chunks: int, holders: int) -> list[range]:
+    """Return which chunks of a shard each of so many holders sends: as equally many as can be, none empty."""
+    parts = [range(chunks * one // holders, chunks * (one + 1) // holders) for one in range(holders)]
+    return [part for part in parts if part]
+
+
 def _farthest(chosen: Mapping[int, Source]) -> Kind:
     return max(source.kind for source in chosen.values())
 

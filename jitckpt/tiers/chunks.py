@@ -9,12 +9,15 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import shard
 from jitckpt.tiers.shard import Index
 
-__all__ = ["Sum", "Window", "copy", "digests", "of", "receive", "send", "verify", "window"]
+__all__ = ["Sum", "Window", "copy", "digests", "of", "part_of", "receive", "send", "verify", "window"]
 
 
-def of(index: Index, other: str = "the other host") -> AbstractContextManager[None]:
-    """Raise what fails inside as SaveError, or as LinkError if the other host is at fault."""
-    return _named(f"step {index.step} of rank {index.identity.rank}", other)
+def of(index: Index, other: str = "the other host", first: int = 0) -> AbstractContextManager[None]:
+    """Raise what fails inside as SaveError, or as LinkError if the other host is at fault.
+
+    first: the shard's chunk that is counted as 0 there.
+    """
+    return _named(f"step {index.step} of rank {index.identity.rank}", other, first)
 
 
 def of_parity(step: int, other: str = "the other host") -> AbstractContextManager[None]:
@@ -23,24 +26,33 @@ def of_parity(step: int, other: str = "the other host") -> AbstractContextManage
 
 
 @contextmanager
-def _named(what: str, other: str) -> Iterator[None]:
+def _named(what: str, other: str, first: int = 0) -> Iterator[None]:
     try:
         yield
     except Failure as error:
+        chunk = f"Chunk {first + error.chunk} of {what}"
         match error.reason:
             case "damaged":
                 raise SaveError(
-                    f"Chunk {error.chunk} of {what} is damaged: its checksum is another than when it was "
-                    "written."
+                    f"{chunk} is damaged: its checksum is another than when it was written."
                 ) from error
             case "refused":
-                raise LinkError(f"Chunk {error.chunk} of {what} has come to {other} damaged.") from error
+                raise LinkError(
+                    f"Chunk {first + error.chunk} of {what} has come to {other} damaged."
+                ) from error
             case "no_memory":
                 raise SaveError(f"{what[0].upper()}{what[1:]} can't be had from memory: {error}.") from error
             case _:
                 raise LinkError(
                     f"{what[0].upper()}{what[1:]} did not get to or from {other}: {error}."
                 ) from error
+
+
+def part_of(window: Window, of: range) -> Window:
+    """Return some chunks of a shard's data, or a parity's. Raises SaveError if it has not so many."""
+    if of.start < 0 or of.stop > shard.chunks_in(window.size):
+        raise SaveError("It has not so many chunks.")
+    return window.part(of.start, len(of))
 
 
 def window(descriptor: int, offset: int, size: int) -> Window:

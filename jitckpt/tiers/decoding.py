@@ -17,7 +17,7 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.chunks import Sum, Window
 from jitckpt.tiers.host_memory import HostMemory
-from jitckpt.tiers.parity import ParityIndex, ParityMember, ParityMemory, Stripe, parse_index, part_of
+from jitckpt.tiers.parity import ParityIndex, ParityMember, ParityMemory, Stripe, parse_index
 
 Into = tuple[Sum, int, Window]  # a sum, which of its pieces, and where it is
 
@@ -56,13 +56,13 @@ class OwnPieces:
     def parity_into(self, stripe: Stripe, step: int, timeline: str, wanted: range, into: Into) -> int:
         seal, encoded, window = self._parities.find(stripe, step, timeline)
         with chunks.of_parity(step):
-            _add(part_of(window, wanted), parse_index(encoded, seal).digests[: wanted.stop], into)
+            _add(chunks.part_of(window, wanted), parse_index(encoded, seal).digests[: wanted.stop], into)
         return 0
 
     def cells_into(self, index: shard.Index, size: int, wanted: range, into: Into) -> int:
         one = self._memory.shard(index.identity.rank, index.step, index.timeline)
         with chunks.of(index):
-            _add(part_of(one.window, wanted), index.digests[wanted.start : wanted.stop], into)
+            _add(chunks.part_of(one.window, wanted), index.digests[wanted.start : wanted.stop], into)
         return 0
 
 
@@ -131,7 +131,7 @@ def _reads(
     cell = stripe.cell_of(source.rank, window.size)
     if not cell:
         return
-    sum_, to = Sum(), part_of(window, cell)
+    sum_, to = Sum(), chunks.part_of(window, cell)
     yield _Read(parity, range(len(cell)), (sum_, 0, to))
     others = [one for one in source.made_of if isinstance(one, Source) and one.rank in stripe.others()]
     for number, one in enumerate(others, 1):

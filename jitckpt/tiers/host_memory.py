@@ -35,11 +35,12 @@ _WORD = struct.Struct("<Q")
 # what its script asks for (tiers/asked.py); when the newest minibatch began on the device, in ns of
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
 # By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again; and 1
-# while it sends something, so that the rank says in the word before when it uses the network itself.
-WORDS = tuple(8 * number for number in range(1, 20))
+# while it sends something, so that the rank says in the word before when it uses the network itself. By the
+# rank again: microseconds that its device's stream has waited for copies to be made.
+WORDS = tuple(8 * number for number in range(1, 21))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
 RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
-GRADIENTS, NETWORK_USED, SENDING = WORDS[16:]
+GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:]
 
 
 def create() -> int:

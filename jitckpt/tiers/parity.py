@@ -128,13 +128,6 @@ def part_bytes(size: int, of: range) -> int:
     return min(size, of.stop * CHUNK) - min(size, of.start * CHUNK)
 
 
-def part_of(window: Window, of: range) -> Window:
-    """Return some chunks of a shard's data, or a parity's. Raises SaveError if it has not so many."""
-    if of.start < 0 or of.stop > shard.chunks_in(window.size):
-        raise SaveError("It has not so many chunks.")
-    return window.part(of.start, len(of))
-
-
 @dataclass
 class _Growing:
     """A parity that is not whole yet, or has just become so. data_bytes: of its longest cell so far."""

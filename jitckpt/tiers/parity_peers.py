@@ -6,11 +6,9 @@ As in peers.py: messages first, then native/memory_tier has the connection, and 
 import asyncio
 from collections.abc import Callable
 
-from jitckpt._memory_tier import Pace
 from jitckpt.hosts import visiting
 from jitckpt.tiers import chunks, parity, peers, shard
 from jitckpt.tiers.chunks import Sum, Window
-from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.parity import (
     ParityIndex,
     ParityMember,
@@ -18,21 +16,10 @@ from jitckpt.tiers.parity import (
     ParityPiece,
     Stripe,
     part_bytes,
-    part_of,
 )
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.wire import visits
-from jitckpt.wire.visits import (
-    Add,
-    Go,
-    HeldParity,
-    IndexComes,
-    There,
-    VisitDone,
-    WantCells,
-    WantParities,
-    WantParity,
-)
+from jitckpt.wire.visits import Add, Go, HeldParity, IndexComes, There, VisitDone, WantParities, WantParity
 
 
 class PeerParity(PeerMemory):
@@ -68,7 +55,7 @@ class PeerParity(PeerMemory):
             await self._answer(reader, Go)
             index = shard.parse_index(member.index, member.seal)
             wanted = stripe.cell_of(piece.rank, member.seal.data_bytes)
-            cell, digests = part_of(window, wanted), index.digests[wanted.start : wanted.stop]
+            cell, digests = chunks.part_of(window, wanted), index.digests[wanted.start : wanted.stop]
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, cell, digests, self._pace, self._patience, self._stop)
             await self._answer(reader, VisitDone)
@@ -102,10 +89,7 @@ class PeerParity(PeerMemory):
     ) -> None:
         sum_, number, to = into
         async with self._visit() as (reader, writer):
-            rank, step, timeline = index.identity.rank, index.step, index.timeline
-            await self._send(writer, WantCells(rank, step, timeline, wanted.start, len(wanted)))
-            await self._answer(reader, VisitDone)
-            await self._send(writer, Go())
+            await self._want_chunks(reader, writer, index, wanted)
             digests = index.digests[wanted.start : wanted.stop]
             with handed_over(writer) as socket, chunks.of(index, self._hosts.name(self._host)):
                 size = part_bytes(size, wanted)
@@ -113,7 +97,6 @@ class PeerParity(PeerMemory):
 
 
 async def answer(
-    memory: HostMemory,
     parities: ParityMemory,
     number_of: Callable[[Stripe], int],
     request: visits.OfMemory,
@@ -143,15 +126,7 @@ async def answer(
                 await visiting.hear(reader, Go)
                 digests = parity.parse_index(encoded, seal).digests[:count]
                 with chunks.of_parity(step):
-                    await _give(writer, part_of(window, range(count)), digests)
-        case WantCells(rank, step, timeline, first, count):
-            one = await asyncio.to_thread(memory.shard, rank, step, timeline)
-            index = shard.parse_index(one.index, one.seal)
-            writer.write(visiting.encode(VisitDone()))
-            await visiting.hear(reader, Go)
-            wanted = range(first, first + count)
-            with chunks.of(index):
-                await _give(writer, part_of(one.window, wanted), index.digests[first : first + count])
+                    await peers.give(writer, chunks.part_of(window, range(count)), digests)
         case _:
             return False
     return True
@@ -170,10 +145,3 @@ async def _take(
     with chunks.of(one.index):
         await peers.beside(writer, receive, Go())
     await asyncio.to_thread(parities.arrived, one)
-
-
-async def _give(writer: asyncio.StreamWriter, window: Window, digests: list[bytes]) -> None:
-    def send(socket: int, stop: int) -> None:
-        chunks.send(socket, window, digests, Pace(), ANSWER_SECONDS, stop)
-
-    await peers.beside(writer, send)

@@ -32,6 +32,7 @@ from jitckpt.wire.visits import (
     Remake,
     There,
     VisitDone,
+    WantChunks,
     WantShard,
 )
 
@@ -74,6 +75,14 @@ class PeerMemory(Tier):
     def get(self, rank: int, step: int, timeline: str, into: Taker) -> int:
         return asyncio.run(self._get(rank, step, timeline, into))
 
+    def index(self, rank: int, step: int, timeline: str) -> tuple[int, shard.Seal, bytes]:
+        """Return of a shard which slot is its, its seal, and its index."""
+        return asyncio.run(self._index(rank, step, timeline))
+
+    def chunks_into(self, index: shard.Index, wanted: range, to: chunks.Window) -> None:
+        """Bring some chunks of a shard into this host's memory."""
+        asyncio.run(self._chunks_into(index, wanted, to))
+
     def drop(self, rank: int, step: int) -> None:
         asyncio.run(self._drop(rank, step))
 
@@ -114,6 +123,29 @@ class PeerMemory(Tier):
                 await self._send(writer, Go())
                 chunks.receive(socket, window, index.digests, self._patience, self._stop)
         return seal.size
+
+    async def _index(self, rank: int, step: int, timeline: str) -> tuple[int, shard.Seal, bytes]:
+        async with self._visit() as (reader, writer):
+            await self._send(writer, WantShard(rank, step, timeline))
+            there, encoded = await self._answer(reader, There)
+        return *slot_and_seal(there), encoded
+
+    async def _chunks_into(self, index: shard.Index, wanted: range, to: chunks.Window) -> None:
+        async with self._visit() as (reader, writer):
+            await self._want_chunks(reader, writer, index, wanted)
+            digests = index.digests[wanted.start : wanted.stop]
+            who = self._hosts.name(self._host)
+            with chunks.of(index, who, wanted.start), handed_over(writer) as socket:
+                chunks.receive(socket, to, digests, self._patience, self._stop)
+
+    async def _want_chunks(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, index: shard.Index, wanted: range
+    ) -> None:
+        """Have chunks of a shard come on this connection."""
+        rank, step, timeline = index.identity.rank, index.step, index.timeline
+        await self._send(writer, WantChunks(rank, step, timeline, wanted.start, len(wanted)))
+        await self._answer(reader, VisitDone)
+        await self._send(writer, Go())
 
     async def _drop(self, rank: int, step: int) -> None:
         async with self._visit() as (reader, writer):
@@ -183,12 +215,17 @@ async def serve(
                 index = shard.parse_index(one.index, one.seal)
                 writer.write(visiting.encode(There(one.seal.encode().hex(), one.slot), one.index))
                 await visiting.hear(reader, Go)
-
-                def send(socket: int, stop: int) -> None:
-                    chunks.send(socket, one.window, index.digests, Pace(), ANSWER_SECONDS, stop)
-
                 with chunks.of(index):
-                    await beside(writer, send)
+                    await give(writer, one.window, index.digests)
+                return
+            case WantChunks(rank, step, timeline, first, count):
+                one = await asyncio.to_thread(memory.shard, rank, step, timeline)
+                index = shard.parse_index(one.index, one.seal)
+                part = chunks.part_of(one.window, range(first, first + count))
+                writer.write(visiting.encode(VisitDone()))
+                await visiting.hear(reader, Go)
+                with chunks.of(index, first=first):
+                    await give(writer, part, index.digests[first : first + count])
                 return
             case visits.Drop(rank, step):
                 await asyncio.to_thread(memory.drop, rank, step)
@@ -214,6 +251,15 @@ async def _take(
 
         with chunks.of(index):
             await beside(writer, receive, Go())
+
+
+async def give(writer: asyncio.StreamWriter, window: chunks.Window, digests: Sequence[bytes]) -> None:
+    """Send chunks, as fast as it goes: who asks for them has nothing to train with."""
+
+    def send(socket: int, stop: int) -> None:
+        chunks.send(socket, window, digests, Pace(), ANSWER_SECONDS, stop)
+
+    await beside(writer, send)
 
 
 @contextmanager

@@ -155,12 +155,24 @@ class Shards(Checked):
 
 @dataclass(frozen=True)
 class WantShard(OfMemory):
-    """Give this shard. There answers; after Go the chunks come."""
+    """Give this shard. There answers; after Go the chunks come, and without it none."""
 
     type = "want_shard"
     rank: int
     step: int
     timeline: str
+
+
+@dataclass(frozen=True)
+class WantChunks(OfMemory):
+    """Give chunks of this shard: VisitDone answers; after Go they come."""
+
+    type = "want_chunks"
+    rank: int
+    step: int
+    timeline: str
+    first: int
+    count: int
 
 
 @dataclass(frozen=True)
@@ -265,18 +277,6 @@ class WantParity(OfMemory):
 
 
 @dataclass(frozen=True)
-class WantCells(OfMemory):
-    """Give chunks of this shard: VisitDone answers; after Go they come."""
-
-    type = "want_cells"
-    rank: int
-    step: int
-    timeline: str
-    first: int
-    count: int
-
-
-@dataclass(frozen=True)
 class PutPart(OfMemory):
     """Keep this part of a rank's shard. As with Put; in_directory: not in memory."""
 
@@ -363,8 +363,8 @@ class Differs(Checked):
 
 
 OF_MEMORY: tuple[type[OfMemory], ...] = (
-    *(Put, WantHeld, WantShard, Drop, WantGathered, WantCollected),
-    *(Add, WantParities, WantParity, WantCells),
+    *(Put, WantHeld, WantShard, WantChunks, Drop, WantGathered, WantCollected),
+    *(Add, WantParities, WantParity),
     *(PutPart, WantParts, WantPart),
     Remake,
 )

@@ -93,8 +93,8 @@ def init(
             statistics). Without it shards may be a step apart when a failure comes, and then no step is
             whole; and a host that is lost may have had the only copy of what its devices kept.
         save_every: save after each step that is a multiple of it, beside the training, for failures that no
-            replica survives. Takes as much page-locked host memory as the state of this rank; one replica of
-            each shard writes.
+            replica survives. Takes as much page-locked host memory as this rank's state, or, where the memory
+            tier has the step, as much host memory while it is written. One replica of each shard writes.
         keep: how many whole periodic saves stay.
         local_state_limit: bytes of host memory for what this rank alone knows of the last steps.
         self_check: after the first steps restore what a save would hold into copies of the objects, compare

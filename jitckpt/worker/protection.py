@@ -216,7 +216,7 @@ class Protection:
         self._checker: SelfChecker | None = None
         self._last_check: SelfChecker | None = None  # nothing but its thread may still be at work
         if arguments.save_function is None:
-            self._beside = [self._make_periodic_saver(), *self._make_snapshots()]
+            self._beside = [*self._make_snapshots(), self._make_periodic_saver()]
             if arguments.model is not None and arguments.self_check != NO_SELF_CHECK:
                 self._checker = self._make_checker(arguments.model)
         native.start(
@@ -295,6 +295,7 @@ class Protection:
             write_word=self._native.write_word,
             report=self._reporter.report,
             warn=self._reporter.warn,
+            snapshots=self.snapshots,
         )
 
     def _make_snapshots(self) -> list[Snapshots]:

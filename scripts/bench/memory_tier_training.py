@@ -1,6 +1,8 @@
 """The training of memory_tier.py: windows of steps with snapshots and without, by turns. Prints their times.
 
-usage: memory_tier_training.py WINDOWS STEPS-IN-A-WINDOW
+usage: memory_tier_training.py WINDOWS STEPS-IN-A-WINDOW PAUSE
+
+PAUSE: seconds of each step in which a device would compute, and here nobody uses a processor.
 """
 
 import json
@@ -22,7 +24,7 @@ WIDTH, BATCH = 512, 256
 
 
 def main() -> None:
-    windows, length = map(int, sys.argv[1:])
+    windows, length, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
@@ -49,6 +51,7 @@ def main() -> None:
         began = time.perf_counter()
         batch = torch.randn(BATCH, WIDTH, device="cuda")
         optimizer.zero_grad()
+        time.sleep(pause)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
         torch.cuda.synchronize()

@@ -3,10 +3,13 @@
 import asyncio
 import errno
 import os
+import re
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -25,8 +28,10 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
+from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import (
     BEGUN,
+    COPY_WAITED,
     OFF,
     READY,
     RULE,
@@ -37,6 +42,7 @@ from jitckpt.tiers.host_memory import (
     HostMemory,
 )
 from jitckpt.tiers.peers import PeerMemory
+from jitckpt.tiers.shard import CHUNK, Index
 from jitckpt.wire.agents import OF_MEMORY
 from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import HeldShard, VisitDone
@@ -299,9 +305,13 @@ def test_a_lost_host_is_made_good_from_its_holder(agents: Agents) -> None:
         for rank in range(4):
             agents.put(rank, step)
         agents.until_safe(step)
+    agents.meet()
+    agents.gather()
+    assert not any(tier.lacks_copies for tier in agents.tiers)
     agents.tiers[2].memory.close()
     agents.meet()
     agents.gather()
+    assert all(tier.lacks_copies for tier in agents.tiers), "what host 2 had kept of rank 0"
     assert agents.held(2) >= {(2, 2)}
     index, state = host_memory.read(agents.tiers[2].memory.of(2), 2)
     assert index.identity.rank == 2
@@ -325,6 +335,46 @@ def test_a_flipped_byte_takes_a_source_out_and_it_is_decided_again(agents: Agent
     agents.gather()
     told = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
     assert told[-1]["step"] == 1, "the older step is whole everywhere"
+
+
+def test_a_lost_shard_comes_from_all_its_holders_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a holder whose part is damaged nothing more is taken; the others have it as well."""
+    with closing(Agents(str(tmp_path), 4, copies=4)) as agents:
+        agents.start()
+        for rank in range(4):
+            agents.put(rank, 1, bytes(3 * CHUNK))
+        agents.until_safe(1)
+        asked: list[tuple[int, range]] = []
+        all_under_way = threading.Barrier(3)
+        chunks_into = PeerMemory.chunks_into
+
+        def noted(self: PeerMemory, index: Index, wanted: range, to: Window) -> None:
+            asked.append((self._host, wanted))
+            all_under_way.wait(LIMIT)
+            chunks_into(self, index, wanted, to)
+
+        monkeypatch.setattr(PeerMemory, "chunks_into", noted)
+        agents.tiers[0].memory.close()
+        agents.meet()
+        agents.gather()
+        assert {host for host, _ in asked} == {1, 2, 3}
+        assert sorted(number for _, part in asked for number in part) == [0, 1, 2, 3]
+        assert host_memory.check(agents.tiers[0].memory.of(0), 1).step == 1
+
+        asked.clear()
+        all_under_way = threading.Barrier(2)
+        agents.tiers[0].memory.forget(0)
+        agents.tiers[1].memory.forget(0)
+        damaged = agents.tiers[2].memory.of(0)
+        for number in range(3):
+            os.pwrite(damaged, b"?", host_memory.data_place(1) + number * CHUNK)
+        agents.gather()
+        assert {host for host, _ in asked} == {2, 3}
+        assert host_memory.check(agents.tiers[0].memory.of(0), 1).step == 1
+        (*_, told) = [event for event in agents.tiers[0]._log.events if event["event"] == "memory_sources"]
+        assert "Step 1 of rank 0 in the memory of host 2 has failed its check" in told["reason"]
 
 
 def test_a_holder_that_refuses_is_replaced(agents: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -416,6 +466,28 @@ def test_where_the_look_itself_fails_it_is_said_once_and_nobody_waits(
     until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
     assert sum("KeyError('a mistake')" in text for text in said) == 1
     assert one.step_that_stays(()) is None
+
+
+def test_how_long_a_start_was_unprotected_is_said_and_measured(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    first = agents.protections[0]
+    first._tell_unprotected()
+    assert said == [], "nothing is missing"
+    agents.tiers[0].lacks_copies = True
+    first._tell_unprotected()
+    assert "until a step of this start is safe the state of some ranks is unprotected" in said[0]
+    for rank in range(4):
+        agents.put(rank, 1)
+    first._began -= 100
+    host_memory.put_word(agents.tiers[0].memory.of(0), COPY_WAITED, 2_500_000)
+    agents.until_safe(1)
+    (told,) = [event for event in first._log.events if event["event"] == "memory_safe"]
+    assert 100 < told["unprotected"] < 100 + LIMIT
+    assert told["copy_waited"] == 2.5
+    assert any(re.search(r"protected from step 1 on, 1\d\d\.\d s after the ranks were", one) for one in said)
 
 
 def test_a_step_that_was_left_out_keeps_nobody_waiting(agents: Agents) -> None:

@@ -1,16 +1,22 @@
 """When a rank makes a snapshot for the memory tier, and when its training waits for the one before."""
 
 import os
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from test_host_memory import made
 
+from jitckpt.errors import SaveError
+from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory
-from jitckpt.tiers.host_memory import OFF, READY, SETTLED, SKIPPED
+from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED, HostMemory
+from jitckpt.worker.saving.periodic import PeriodicSaver, PeriodicSettings
 from jitckpt.worker.saving.snapshots import SnapshotRule, Snapshots
 
 
@@ -55,6 +61,73 @@ def test_once_the_tier_has_ended_for_all_none_is_made_and_none_waited_for(
     assert turns == 1
     assert host_memory.word(memory, SKIPPED) == 0, "it was not left out for want of time"
     assert not snapshots.is_due(3)
+
+
+def test_what_is_read_from_memory_has_its_place_until_it_is(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A save is written from the snapshot of its step: meanwhile its place is not taken."""
+    snapshots = made_of(memory)
+    others = HostMemory({1: memory})
+    for step in (1, 2):
+        others.put(made(step, b"of step %d" % step))
+    host_memory.put_word(memory, SAFE, 2)
+    host_memory.put_word(memory, SETTLED, 2)
+    snapshots._newest = 2
+    assert snapshots.is_made_of(2)
+    assert not snapshots.is_made_of(1), "a save of that copies from the device"
+    snapshots.hold(1)
+    read: list[bytes] = []
+
+    def wait(_: object) -> SimpleNamespace:
+        state = snapshots.read(1, threading.Event())
+        read.append(state.tensors["big"].numpy().tobytes())
+        return SimpleNamespace(query=lambda: True)
+
+    monkeypatch.setattr(torch.cuda, "current_stream", wait)
+    assert snapshots._may_begin(3)
+    assert read == [b"of step 1"]
+    with pytest.raises(SaveError, match="step 1 is not whole"):
+        snapshots.read(1, threading.Event())
+    others.descriptors.clear()  # the fixture's
+
+
+def test_a_save_of_a_step_in_memory_copies_nothing_off_the_device(memory: int, tmp_path: Path) -> None:
+    snapshots = made_of(memory)
+    snapshots._newest = 2
+    warnings: list[str] = []
+    told: list[Any] = []
+    unused: Any = None
+    saver = PeriodicSaver(
+        PeriodicSettings(2, 1, replica=True),
+        root=tmp_path,
+        identity=Identity("job", "", 2, 0, 0, 2),
+        host=snapshots._host,
+        history=unused,
+        wanted_step=lambda: 0,
+        write_word=lambda *_: pytest.fail("the device was asked for something"),
+        report=told.append,
+        warn=warnings.append,
+        snapshots=snapshots,
+    )
+    saver.step_ended(2, {}, unused)
+    assert saver.is_pending(2)
+    begun = saver._begun
+    assert begun is not None
+    saver.copy_again(unused)
+    others = HostMemory({1: memory})
+    others.put(made(2, b"of step 2"))
+    snapshots.hold(2)
+    saver._write(begun, {}, {})
+    assert warnings == []
+    (record,) = folders.find(tmp_path)
+    assert folders.verify(record) is None
+    state = folders.read(record)
+    assert state.tensors["big"].numpy().tobytes() == b"of step 2"
+    assert state.document == {"step": 2, "reason": "periodic"}
+    assert snapshots._held is None
+    assert [one.step for one in told] == [2]
+    others.descriptors.clear()
 
 
 def test_the_next_one_begins_once_the_last_is_settled(memory: int, monkeypatch: pytest.MonkeyPatch) -> None:

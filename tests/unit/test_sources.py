@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.decisions.sources import RATES, Kind, Source, SourcePlan, confirmed, decide
+from jitckpt.decisions.sources import RATES, Kind, Source, SourcePlan, confirmed, decide, shares
 
 RANKS = range(3)
 SOURCES = st.builds(
@@ -86,6 +86,14 @@ def test_one_step_of_two_timelines_is_none() -> None:
 def test_holders_share_what_is_to_be_sent() -> None:
     peers = [Source(rank, 3, Kind.PEER_MEMORY, "a", host, 100) for rank in (0, 1) for host in (2, 3)]
     assert {one.host for one in plan_of(peers, []).sources.values()} == {2, 3}
+
+
+@given(st.integers(0, 1000), st.integers(1, 40))
+def test_holders_of_a_shard_have_equal_parts_of_it(chunks: int, holders: int) -> None:
+    parts = shares(chunks, holders)
+    assert [number for part in parts for number in part] == [*range(chunks)]
+    assert len(parts) == min(chunks, holders)
+    assert max(map(len, parts), default=0) - min(map(len, parts), default=0) <= 1
 
 
 def test_it_is_quick_for_a_thousand_ranks() -> None:

@@ -120,9 +120,13 @@ class BesideTraining(ABC):
             "missing": [],
             "left_out": [],
         }
-        number, copies = self._copies.begin({**own, **self._soon_gone(step)}, self._of_replicas(shared))
+        number, copies = self._copy(step, own, shared)
         self._begun = Begun(number, step, local, on_host, own, copies, shared, time.monotonic())
         self._newest = step
+
+    def _copy(self, step: int, own: Mapping[str, Tensor], shared: Shared) -> tuple[int, dict[str, Tensor]]:
+        """Begin to copy what lies on the device; return the number of the copies, and these by name."""
+        return self._copies.begin({**own, **self._soon_gone(step)}, self._of_replicas(shared))
 
     def is_pending(self, step: int) -> bool:
         """Whether the state after `step` is being copied, and not yet given to the writer."""

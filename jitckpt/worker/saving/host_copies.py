@@ -5,6 +5,7 @@ read, and not earlier. The device tells by a word that they are there, so whoeve
 call.
 """
 
+from collections import deque
 from collections.abc import Callable, Mapping
 
 import torch
@@ -21,10 +22,13 @@ class HostCopies:
         device: torch.device | None,
         write_word: Callable[[int, int, int], None],
         room: Callable[[int], Tensor] | None = None,
+        *,
+        measures: bool = False,
     ) -> None:
         """write_word(address, value, stream): have the device write 8 bytes in the order of the stream.
 
-        room: gives the page-locked memory, of at least so many bytes, for the next set of copies.
+        room: gives the page-locked memory, of at least so many bytes, for the next set of copies. measures:
+        how long the training's stream waits.
         """
         self._device, self._write_word = device, write_word
         self._room = room
@@ -33,6 +37,8 @@ class HostCopies:
         self._done: Tensor | None = None  # the number of the newest set that is there
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
+        self._measures, self._waited = measures, 0.0
+        self._waits: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def begin(
         self, first: Mapping[str, Tensor], others: Mapping[str, Tensor]
@@ -71,8 +77,23 @@ class HostCopies:
     def step_begins(self) -> None:
         """Let the current stream wait for the copies: what it does next changes what they read."""
         if self._copied is not None:
-            torch.cuda.current_stream(self._device).wait_event(self._copied)
+            current = torch.cuda.current_stream(self._device)
+            if self._measures:
+                before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+                current.record_event(before)
+                current.wait_event(self._copied)
+                current.record_event(after)
+                self._waits.append((before, after))
+            else:
+                current.wait_event(self._copied)
             self._copied = None
+
+    def waited(self) -> float:
+        """Return how many seconds the training's stream has waited for copies, as far as it has come."""
+        while self._waits and self._waits[0][1].query():
+            before, after = self._waits.popleft()
+            self._waited += before.elapsed_time(after) / 1e3
+        return self._waited
 
     def are_there(self, number: int) -> bool:
         """Return whether this set is the newest that is there; no device call."""

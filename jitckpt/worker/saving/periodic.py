@@ -1,11 +1,12 @@
 """Saves every so many steps, or when asked to, while the training goes on: for when no replica is left.
 
-A thread writes the files, in the format of all saves.
+A thread writes the files, in the format of all saves. Where the memory tier has a snapshot of the same step
+it is written from that, and nothing is copied off the device for it.
 """
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +19,20 @@ from jitckpt.errors import JitckptError
 from jitckpt.saves import folders, layout, starts
 from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity
-from jitckpt.state.host_state import HostState
+from jitckpt.state.host_state import HostState, Shared
 from jitckpt.wire import protocol
 from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.saver import as_it_is
+from jitckpt.worker.saving.snapshots import Snapshots
 
 LOOK_SECONDS = 0.01
 # So long the training waits for the file system: for the save before to be written, or a spoilt one to be
 # removed.
 PATIENCE_SECONDS = 30.0
 REASON = "periodic"
+FROM_MEMORY = 0  # in the place of a number of copies, which begin with 1
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ class PeriodicSaver(BesideTraining):
         write_word: Callable[[int, int, int], None],
         report: Callable[[protocol.WorkerMessage], None],
         warn: Callable[[str], None],
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """wanted_step: after which step the agent wants a save as well.
+        """wanted_step: after which step the agent wants a save as well. snapshots: whose turn is before it.
 
         write_word(address, value, stream): have the device write 8 bytes in the order of the stream.
         """
@@ -71,6 +75,7 @@ class PeriodicSaver(BesideTraining):
         )
         self._settings, self._root, self._identity = settings, root, identity
         self._wanted_step, self._report = wanted_step, report
+        self._snapshots = snapshots if settings.replica else None
         self._kept = KeptSaves(root, identity)
         self._is_given_up = False  # the save that is being written is not waited for any more
         self._cancelled = -1  # the newest step whose save is not to be
@@ -88,6 +93,24 @@ class PeriodicSaver(BesideTraining):
             return False
         self._committed = None
         return True
+
+    def _copy(self, step: int, own: Mapping[str, Tensor], shared: Shared) -> tuple[int, dict[str, Tensor]]:
+        if self._snapshots is not None and self._snapshots.is_made_of(step):
+            return FROM_MEMORY, {}
+        return super()._copy(step, own, shared)
+
+    def copy_again(self, shared: Shared) -> None:
+        if self._begun is not None and self._begun.number != FROM_MEMORY:  # the snapshot is copied again
+            super().copy_again(shared)
+
+    def settled(self, step: int) -> None:
+        begun, snapshots = self._begun, self._snapshots
+        is_from_memory = begun is not None and (begun.step, begun.number) == (step, FROM_MEMORY)
+        if is_from_memory and snapshots is not None:
+            snapshots.hold(step)
+        super().settled(step)
+        if is_from_memory and snapshots is not None and self._writer is None:
+            snapshots.hold(None)
 
     def cancel(self, step: int) -> None:
         if self._newest == step != self._cancelled:
@@ -132,7 +155,10 @@ class PeriodicSaver(BesideTraining):
         kind: layout.Kind = "rank" if self._settings.replica else "local"
         saver: layout.SaverName = "builtin" if self._settings.replica else "ring"
         try:
-            if not self._are_there(begun):
+            if begun.number == FROM_MEMORY and self._snapshots is not None:
+                state = self._snapshots.read(begun.step, self._stopping)
+                document, tensors = {**state.document, "reason": REASON}, state.tensors
+            elif not self._are_there(begun):
                 return
             with SaveFolder(
                 self._root,

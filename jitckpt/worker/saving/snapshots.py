@@ -7,6 +7,7 @@ meant for: so the two slots of every rank always hold one step in common.
 
 import mmap
 import os
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,7 +19,8 @@ from torch import Tensor
 from jitckpt.decisions import cut
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json
-from jitckpt.errors import JitckptError
+from jitckpt.errors import JitckptError, SaveError
+from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.starts import Starts
 from jitckpt.state.host_state import HostState, Shared
@@ -26,6 +28,7 @@ from jitckpt.tiers import asked, chunks, host_memory, remaking, shard
 from jitckpt.tiers.host_memory import (
     AWAITED,
     BEGUN,
+    COPY_WAITED,
     GRADIENTS,
     OFF,
     READY,
@@ -124,7 +127,7 @@ class Snapshots(BesideTraining):
         super().__init__(
             host,
             history,
-            HostCopies(host.device, write_word, self._room_for),
+            HostCopies(host.device, write_word, self._room_for, measures=True),
             replica=True,
             reason=REASON,
             warn=warn,
@@ -135,6 +138,7 @@ class Snapshots(BesideTraining):
         self._rhythm = Rhythm(given.descriptor, given.every)
         self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
         self._restored = 0  # the step in memory that the job has gone on from
+        self._held: int | None = None  # a step, to be read
         self._slot = 0  # of the newest snapshot
         self._whole = given.whole
         self._cut: Cut | None = None  # of the newest snapshot
@@ -144,6 +148,29 @@ class Snapshots(BesideTraining):
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
         return OwnShard(self._memory, identity, starts, self._whole)
+
+    def is_made_of(self, step: int) -> bool:
+        """Whether all of the state after `step` is in memory, or on its way there."""
+        return self._newest == step and not self._given.members and not self._off
+
+    def hold(self, step: int | None) -> None:
+        """Let no newer state take the place of this one; None: of none any more."""
+        self._held = step
+
+    def read(self, step: int, stopping: threading.Event) -> SavedState:
+        """Return a state that is held in memory of its own, on another thread than the training's.
+
+        Waits until it is whole, and holds it no more then. Raises SaveError if it never is, or is damaged.
+        """
+        try:
+            while True:
+                newest = self._newest
+                if any(seal.step == step for _, seal in host_memory.found(self._memory)):
+                    return host_memory.read(self._memory, step)[1]
+                if self._off or newest > step or stopping.wait(LOOK_SECONDS):
+                    raise SaveError(f"The snapshot of step {step} is not whole in memory.")
+        finally:
+            self.hold(None)
 
     def restored(self, step: int) -> None:
         """The job goes on from this step in memory (0: from none); what is of other steps is given up."""
@@ -176,6 +203,7 @@ class Snapshots(BesideTraining):
         host_memory.put_word(
             self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
         )
+        host_memory.put_word(self._memory, COPY_WAITED, int(self._copies.waited() * 1e6))
         if self._whole is not None and self._newest > self._restored:
             os.close(self._whole)  # a minibatch is done since: its memory is to be free
             self._whole = None
@@ -185,8 +213,11 @@ class Snapshots(BesideTraining):
         return True
 
     def _is_settled(self) -> bool:
-        """Whether nobody waits for the last snapshot any more."""
-        return self.wait() and host_memory.word(self._memory, SETTLED) >= self._newest
+        """Whether nobody waits for the last snapshot any more, nor needs what the next takes the place of."""
+        if not self.wait() or host_memory.word(self._memory, SETTLED) < self._newest:
+            return False
+        seal = host_memory.seal_in(self._memory, self._free_slot())
+        return seal is None or seal.step != self._held
 
     def _await(self, until: float) -> bool:
         """Have the training wait for the last snapshot, which the agent hears of; return whether it came."""
