@@ -11,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from math import inf
 from pathlib import Path
 
@@ -213,7 +214,7 @@ class MemoryTier:
         decided = partial(decide, hosts, held, failed, parities, parts=parts)
         step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
-        self.lacks_copies = self._lacks_copies(hosts, held, parities, step)
+        self.lacks_copies = self._lacks_copies(hosts, held, parities, parts, step)
         if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least, parts=parts)
@@ -230,6 +231,7 @@ class MemoryTier:
         hosts: Hosts,
         held: Mapping[int, Sequence[HeldShard]],
         parities: Mapping[int, Sequence[HeldParity]],
+        parts: Mapping[int, HeldParts],
         step: int,
     ) -> bool:
         """Return whether a host lacks something of this step that it is to keep for others."""
@@ -238,8 +240,9 @@ class MemoryTier:
                 all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
             )
         there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
+        in_parts = {one.rank for of_host in parts.values() for one in chain(*of_host) if one.step == step}
         return step > 0 and any(
-            (holder, rank, step) not in there
+            (holder, rank, step) not in there and rank not in in_parts
             for owner, of_owner in enumerate(self.placement(hosts).holders)
             for holder in of_owner
             if holder != owner
