@@ -224,7 +224,7 @@ class Agreement:
         )
 
     def _hear_ids(self, rank: int, message: proxy_messages.Ids, seconds: float) -> None:
-        """A rank's server is ready, a new one or the one it had; with new ids of the communicators it made."""
+        """A rank's server is ready, a new one or the one it had; with new ids of its communicators."""
         one = self._ranks[rank]
         first, rest = translation.parted(one.participant.orders)
         one.ids, one.copy = message.ids, message.copy
