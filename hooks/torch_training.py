@@ -114,39 +114,10 @@ class TrainingHooks:
         self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
         if model is not None:
-            begins, ends = untraced(self._forward_begins), untraced(self._forward_ends)
-            compiled = compiled_from(model)
-            if compiled:  # which may be one graph that no hook may cut: these are called around it
-                for one in compiled:
-                    self._handles += [
-                        one.register_forward_pre_hook(Attached(begins)),
-                        one.register_forward_hook(Attached(ends)),
-                    ]
-                begins, ends = left_out(begins), left_out(ends)
-            self._handles += [
-                model.register_forward_pre_hook(Attached(begins)),
-                model.register_forward_hook(Attached(ends)),
-            ]
+            self._watch_model(model)
         if on_phase is not None:
-            self._parts = None if model is None else WeakSet(model.modules())
-            self._whole = None if model is None else weakref.ref(model)
-            self._handles += [
-                nn.modules.module.register_module_forward_pre_hook(untraced(self._any_module_begins)),
-                nn.modules.module.register_module_forward_hook(
-                    untraced(self._any_module_ends), always_call=True
-                ),
-            ]
-        if optimizers:
-            for optimizer in [*optimizers, *(inner for one in optimizers for inner in all_inside(one))]:
-                self._handles += [
-                    optimizer.register_step_pre_hook(Attached(untraced(self._begin))),
-                    optimizer.register_step_post_hook(Attached(untraced(self._end))),
-                ]
-        else:
-            self._handles += [
-                register_optimizer_step_pre_hook(untraced(self._begin_any)),
-                register_optimizer_step_post_hook(untraced(self._end_any)),
-            ]
+            self._watch_parts(model)
+        self._watch_optimizers(optimizers)
         self._learns = every_optimizer and not optimizers
         self.is_learned = not self._learns  # which optimizers make up a minibatch
         self.unexpected: Optimizer | None = None  # one that is none of them and made a step later
@@ -157,6 +128,43 @@ class TrainingHooks:
             self._wrap_scaler(scaler)
         elif every_scaler:
             self._wrap_every_scaler()
+
+    def _watch_model(self, model: nn.Module) -> None:
+        begins, ends = untraced(self._forward_begins), untraced(self._forward_ends)
+        compiled = compiled_from(model)
+        if compiled:  # which may be one graph that no hook may cut: these are called around it
+            for one in compiled:
+                self._handles += [
+                    one.register_forward_pre_hook(Attached(begins)),
+                    one.register_forward_hook(Attached(ends)),
+                ]
+            begins, ends = left_out(begins), left_out(ends)
+        self._handles += [
+            model.register_forward_pre_hook(Attached(begins)),
+            model.register_forward_hook(Attached(ends)),
+        ]
+
+    def _watch_parts(self, model: nn.Module | None) -> None:
+        """Watch the modules of the model, or without one all there are, for what they are called in."""
+        self._parts = None if model is None else WeakSet(model.modules())
+        self._whole = None if model is None else weakref.ref(model)
+        self._handles += [
+            nn.modules.module.register_module_forward_pre_hook(untraced(self._any_module_begins)),
+            nn.modules.module.register_module_forward_hook(untraced(self._any_module_ends), always_call=True),
+        ]
+
+    def _watch_optimizers(self, optimizers: list[Optimizer]) -> None:
+        """Watch these and what is inside of them; every optimizer, where there are none."""
+        for optimizer in [*optimizers, *(inner for one in optimizers for inner in all_inside(one))]:
+            self._handles += [
+                optimizer.register_step_pre_hook(Attached(untraced(self._begin))),
+                optimizer.register_step_post_hook(Attached(untraced(self._end))),
+            ]
+        if not optimizers:
+            self._handles += [
+                register_optimizer_step_pre_hook(untraced(self._begin_any)),
+                register_optimizer_step_post_hook(untraced(self._end_any)),
+            ]
 
     def detach(self) -> None:
         """Take every hook away again."""

@@ -86,6 +86,23 @@ def parse_arguments() -> argparse.Namespace:
         usage="%(prog)s [example] [options] [-- the example's arguments]",
         description=__doc__,
     )
+    add_runs(parser)
+    add_failures(parser)
+    add_modes(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
+    own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
+    args = parser.parse_args(own)
+    args.arguments = sys.argv[len(own) + 2 :]
+    args.example = (args.example.resolve(),) if args.example else examples_of(args.mode)
+    args.ranks = numbers_of_ranks(args)
+    own_kinds, known = kinds_of(args)
+    args.kinds = args.kinds or own_kinds
+    check(parser, args, known)
+    return args
+
+
+def add_runs(parser: argparse.ArgumentParser) -> None:
+    """What runs, how often, and what of it is kept."""
     parser.add_argument("example", type=Path, nargs="?", help="default: those of examples/, by turns")
     parser.add_argument("--trials", type=int, default=20, help="how many runs (default 20)")
     parser.add_argument("--first", type=int, default=1, metavar="N", help="begin with trial N (default 1)")
@@ -96,6 +113,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument(
         "--keep", type=Path, metavar="DIR", help="keep saves, events and output of all runs there"
     )
+
+
+def add_failures(parser: argparse.ArgumentParser) -> None:
+    """What befalls the runs."""
     parser.add_argument("--seed", type=int, default=0, help="chooses the failures (default 0)")
     parser.add_argument("--steps", type=int, default=40, help="optimizer steps of each run (default 40)")
     parser.add_argument(
@@ -129,6 +150,10 @@ def parse_arguments() -> argparse.Namespace:
         help="of the trials of 4 ranks and more, in transparent mode of 2, in which two fail at once "
         "(default 0)",
     )
+
+
+def add_modes(parser: argparse.ArgumentParser) -> None:
+    """How the runs are protected."""
     parser.add_argument(
         "--mode",
         choices=("user", "transparent", "hosts", "memory"),
@@ -149,42 +174,42 @@ def parse_arguments() -> argparse.Namespace:
         "(default: at the store of one of them)",
     )
     parser.add_argument("--memory-tier", default="peer", help="in mode memory: as for `jitckpt run`")
-    parser.add_argument("--json", action="store_true", help="print one JSON object and no table")
-    own = list(takewhile(lambda word: word != "--", sys.argv[1:]))
-    args = parser.parse_args(own)
-    args.arguments = sys.argv[len(own) + 2 :]
-    transparent, on_hosts, in_memory = (args.mode == mode for mode in ("transparent", "hosts", "memory"))
-    at_etcd = on_hosts and args.coordination is not None
-    examples = KEPT_IN_MEMORY if in_memory else PLAIN if transparent else EXAMPLES
-    args.example = (args.example.resolve(),) if args.example else examples
-    args.ranks = numbers_of_ranks(args)
+
+
+def examples_of(mode: str) -> tuple[Path, ...]:
+    """Return the trainings that are run where none is named."""
+    return {"memory": KEPT_IN_MEMORY, "transparent": PLAIN}.get(mode, EXAMPLES)
+
+
+def kinds_of(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the kinds of trials by default in a mode, and all that it knows."""
+    match args.mode:
+        case "transparent":
+            return TRANSPARENT_KINDS, (*TRANSPARENT_KINDS, *LASTING_KINDS)
+        case "hosts" if args.coordination is not None:
+            return trials_at_etcd.KINDS, trials_at_etcd.KINDS
+        case "hosts":
+            return trials_on_hosts.HOST_KINDS, trials_on_hosts.HOST_KINDS
+        case "memory":
+            return trials_in_memory.MEMORY_KINDS, trials_in_memory.MEMORY_KINDS
+    return USER_KINDS, (*TRIAL_KINDS, *FATAL_KINDS)
+
+
+def check(parser: argparse.ArgumentParser, args: argparse.Namespace, known: tuple[str, ...]) -> None:
+    """Refuse what does not go together. known: the mode's kinds of trials."""
     for path in args.example:
         if not path.is_file():
             parser.error(f"there is no script {path}")
     if args.trials < 1 or args.first < 1 or args.parallel < 1 or args.steps < 8:
         parser.error("--trials, --first and --parallel must be at least 1 and --steps at least 8")
-    if args.state_on_device is not None and not transparent:
+    if args.state_on_device is not None and args.mode != "transparent":
         parser.error("--state-on-device: only in --mode transparent")
-    if args.coordination is not None and not on_hosts:
+    if args.coordination is not None and args.mode != "hosts":
         parser.error("--coordination: only in --mode hosts")
-    own_kinds: tuple[str, ...] | None = None
-    if transparent:
-        own_kinds = TRANSPARENT_KINDS
-    elif at_etcd:
-        own_kinds = trials_at_etcd.KINDS
-    elif on_hosts:
-        own_kinds = trials_on_hosts.HOST_KINDS
-    elif in_memory:
-        own_kinds = trials_in_memory.MEMORY_KINDS
-    known = (
-        (*own_kinds, *(LASTING_KINDS if transparent else ())) if own_kinds else (*TRIAL_KINDS, *FATAL_KINDS)
-    )
-    args.kinds = args.kinds or own_kinds or USER_KINDS
     if unknown := set(args.kinds) - set(known):
         parser.error(f"--kinds: {', '.join(sorted(unknown))} is none of {', '.join(known)}")
     if args.keep is not None and args.keep.exists():
         parser.error(f"{args.keep} is there already; name a folder that is not")
-    return args
 
 
 def numbers_of_ranks(args: argparse.Namespace) -> tuple[int, ...]:

@@ -78,7 +78,7 @@ from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
-from jitckpt.wire.hosts import Host
+from jitckpt.wire.hosts import Host, Past
 from jitckpt.wire.moves import JobFacts
 
 NOTICES = (signal.SIGUSR1, signal.SIGUSR2)  # of schedulers, that the job will be ended soon
@@ -451,25 +451,11 @@ class Agent(LocalElasticAgent):
         self._worker_store = store_at(spec.local_addr) if index == 0 else None
         memory = self._settings.memory
         for_memory = connections.listen(memory.address) if memory is not None and memory.address else None
-        own = Host(
-            address=spec.local_addr,
+        own = self._own_host(
+            worker_group,
+            pasts,
             port=listener.getsockname()[1],
-            ranks=tuple(worker.global_rank for worker in worker_group.workers),
-            restarts=spec.max_restarts - self._remaining_restarts,
-            directory=self._directory(),
-            job=self._job(),
-            worker_store=0 if self._worker_store is None else self._worker_store.port,
-            reserve=lasting.reserve(),
-            has_store=lasting.has_store,
-            pasts=pasts,
-            agent=lasting.agent,
-            stuck=self._stuck(),
-            domains=() if memory is None else memory.domains,
-            memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
-            memory_address="" if memory is None else memory.address,
             memory_port=0 if for_memory is None else for_memory.getsockname()[1],
-            starts=self._starts_known(),
-            free=self._free_restarts,
         )
         store, prefix = worker_group.store, f"jitckpt/{self._meetings}"
         place = (index, worker_group.group_world_size)
@@ -509,6 +495,31 @@ class Agent(LocalElasticAgent):
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._memory.gather(self._hosts)
+
+    def _own_host(self, worker_group: Any, pasts: tuple[Past, ...], *, port: int, memory_port: int) -> Host:
+        """Return what this host says of itself to the others."""
+        assert self._lasting is not None
+        spec, memory = worker_group.spec, self._settings.memory
+        return Host(
+            address=spec.local_addr,
+            port=port,
+            ranks=tuple(worker.global_rank for worker in worker_group.workers),
+            restarts=spec.max_restarts - self._remaining_restarts,
+            directory=self._directory(),
+            job=self._job(),
+            worker_store=0 if self._worker_store is None else self._worker_store.port,
+            reserve=self._lasting.reserve(),
+            has_store=self._lasting.has_store,
+            pasts=pasts,
+            agent=self._lasting.agent,
+            stuck=self._stuck(),
+            domains=() if memory is None else memory.domains,
+            memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
+            memory_address="" if memory is None else memory.address,
+            memory_port=memory_port,
+            starts=self._starts_known(),
+            free=self._free_restarts,
+        )
 
     def _check_first_start(self, met: Sequence[Host]) -> None:
         """Have the first start wait for all hosts. Raises Apart if some are missing.

@@ -73,6 +73,23 @@ class WorkerProcesses(PContext):
     """One start of all workers: what torch's agent starts, asks for its result and closes."""
 
     supervisor: Supervisor
+    # What is made as this host starts, where the job needs it.
+    _protection: MemoryProtection | None = None
+    _control: ControlSocket | None = None
+    _barrier: StepBarrier | None = None
+    _messenger: Messenger | None = None
+    _progress: ProgressTeller | None = None
+    _device_proxies: Proxies | None = None
+    _mover: Mover | None = None
+    _relay: StoreRelay | None = None
+    _resting_place: RestingPlace | None = None
+    _taking_in: TakingIn | None = None
+    _saves_itself = False
+    _open = False
+    _first_step = 0  # of this start
+    # Where this host comes in the place of another, what that has known.
+    _said_before: Sequence[Arrived] = ()
+    _known_place: TreePlace | None = None
 
     def __init__(
         self,
@@ -118,7 +135,6 @@ class WorkerProcesses(PContext):
         self._hosts = hosts
         self._memory = memory
         self._memories: dict[int, int] = {}  # of this host's ranks
-        self._protection: MemoryProtection | None = None
         self._numa_options = numa_options
         self._workers: dict[int, Worker] = {}
         self._failures: dict[int, ProcessFailure] = {}
@@ -126,23 +142,8 @@ class WorkerProcesses(PContext):
         self._commands: dict[int, tuple[str, ...]] = {}
         self._environments: dict[int, dict[str, str]] = {}
         self._waiting_for_first_step = set(range(self.nprocs))
-        self._saves_itself = False
-        self._open = False
-        self._control: ControlSocket | None = None
-        self._barrier: StepBarrier | None = None
-        self._messenger: Messenger | None = None
-        self._progress: ProgressTeller | None = None
-        self._device_proxies: Proxies | None = None
-        self._mover: Mover | None = None
-        self._relay: StoreRelay | None = None
-        self._resting_place: RestingPlace | None = None
         self._standbys, self._facts, self._started = standbys, facts, started
         self._make_taking_in = taking_in
-        self._first_step = 0  # of this start
-        self._taking_in: TakingIn | None = None
-        # Where this host comes in the place of another, what that has known.
-        self._said_before: Sequence[Arrived] = ()
-        self._known_place: TreePlace | None = None
         self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
         self._shelf, self._made_again = shelf, made_again
 

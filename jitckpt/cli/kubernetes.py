@@ -8,7 +8,7 @@ from collections.abc import Callable
 from functools import partial
 
 from jitckpt.cli.parser import Parser
-from jitckpt.cli.run import run_parser
+from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import kubernetes
 from jitckpt.clusters.kubernetes import JobToRun, Manifest
 from jitckpt.decisions import memory_wanted

@@ -28,6 +28,33 @@ def main(arguments: list[str]) -> int:
         return _reproduce(arguments[1:])
     if arguments[:1] == ["snapshots"]:
         return plan_snapshots.main(arguments[1:])
+    parser = _parser()
+    parsed = parser.parse_args(arguments)
+    if parsed.example:
+        print(EXAMPLE, end="")
+        return 0
+    if parsed.cluster is None:
+        parser.error("name a CLUSTER.toml; `jitckpt plan --example` prints one to start from")
+    for text in parsed.policy or ():
+        check_tiers(text)
+    description = read_description(parsed.cluster)
+    with Console(stderr=True).status("comparing"):
+        rows = compare(description, parsed.policy or USUAL_POLICIES)
+        if reasons := refusals(rows):
+            raise InvalidInput(". ".join(reasons))
+        advice = recommend(description, rows)
+    if parsed.plot:
+        from jitckpt.planning.pictures import draw_plan
+
+        draw_plan([row for row in rows if isinstance(row, Analysis)], parsed.plot)
+    if parsed.json:
+        print(json.dumps(_as_json(rows, advice), indent=1))
+    else:
+        _show_plan(description, rows, advice)
+    return 0
+
+
+def _parser() -> Parser:
     parser = Parser(
         prog="jitckpt plan",
         usage="jitckpt plan [options] CLUSTER.toml | --example\n"
@@ -49,47 +76,26 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of tables")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw the comparison (.png, .svg, .pdf)")
-    parsed = parser.parse_args(arguments)
-    if parsed.example:
-        print(EXAMPLE, end="")
-        return 0
-    if parsed.cluster is None:
-        parser.error("name a CLUSTER.toml; `jitckpt plan --example` prints one to start from")
-    for text in parsed.policy or ():
-        check_tiers(text)
-    description = read_description(parsed.cluster)
-    with Console(stderr=True).status("comparing"):
-        rows = compare(description, parsed.policy or USUAL_POLICIES)
-        if reasons := refusals(rows):
-            raise InvalidInput(". ".join(reasons))
-        advice = recommend(description, rows)
-    if parsed.plot:
-        from jitckpt.planning.pictures import draw_plan
+    return parser
 
-        draw_plan([row for row in rows if isinstance(row, Analysis)], parsed.plot)
-    if parsed.json:
-        print(json.dumps(_as_json(rows, advice), indent=1))
-        return 0
+
+def _show_plan(
+    description: Description, rows: list[Analysis | RefusedPolicy], advice: Recommendation
+) -> None:
+    """Print the tables, what can't run here, and what is recommended."""
     console = Console(width=None if sys.stdout.isatty() else WIDTH_OF_FILES)
     show(console, _policies_table(rows))
     show(console, _recovery_table(description, rows))
-    for row in rows:
-        if isinstance(row, RefusedPolicy):
-            console.print(
-                f"{row.policy} cannot run here: {row.reason}", markup=False, highlight=False, soft_wrap=True
-            )
-    console.print(advice.text, markup=False, highlight=False, soft_wrap=True)
-    console.print(advice.command, markup=False, highlight=False, soft_wrap=True)
+    told = [f"{row.policy} cannot run here: {row.reason}" for row in rows if isinstance(row, RefusedPolicy)]
+    told += [advice.text, advice.command]
     if any(mode.triggers for mode in description.failures):
-        console.print(
+        told.append(
             "Failures that others trigger are counted one by one here, so a cascade that takes all copies of "
             "a checkpoint is not: give periodic saves an interval (periodic=6h) and see what "
-            "`jitckpt simulate`, which plays them together, says.",
-            markup=False,
-            highlight=False,
-            soft_wrap=True,
+            "`jitckpt simulate`, which plays them together, says."
         )
-    return 0
+    for sentence in told:
+        console.print(sentence, markup=False, highlight=False, soft_wrap=True)
 
 
 def check_tiers(policy: str) -> None:

@@ -203,63 +203,11 @@ def _job(training: JobToRun, meeting: list[str], in_place: bool, node: str = HOS
 
 
 def _pod(training: JobToRun, meeting: list[str], in_place: bool, node: str) -> Manifest:
-    amounts = {
-        **({} if training.cpus is None else {"cpu": str(training.cpus)}),
-        "memory": f"{training.memory}Mi",
-        **({"nvidia.com/gpu": str(training.gpus)} if training.gpus else {}),
-    }
-    # Those that have them ask for the processors, and may take more.
-    limits = {name: amount for name, amount in amounts.items() if name != "cpu"}
-    processes = [] if not meeting else ["--nproc-per-node", str(max(training.gpus, 1))]
-    fixed = training.standbys == 0 and training.pods > 1 and not training.coordinated
-    place = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}
-    secret = [] if training.secret is None else ["--secret-file", f"{SECRETS}/secret"]
-    container: Manifest = {
-        "name": node,
-        "image": training.image,
-        "command": ["jitckpt", "run"],
-        "args": [
-            *meeting,
-            *processes,
-            *("--checkpoint-dir", CHECKPOINTS),
-            *("--metrics", f"0.0.0.0:{METRICS_PORT}"),
-            *secret,
-            *training.run,
-        ],
-        **({"env": [place]} if meeting and fixed else {}),
-        "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
-        # No liveness probe: a host that waits, for others or for a slow disk, is not to be killed.
-        "readinessProbe": {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 10},
-        "resources": {"requests": amounts, "limits": limits},
-        "securityContext": {
-            "allowPrivilegeEscalation": False,
-            "readOnlyRootFilesystem": True,
-            "capabilities": {"drop": ["ALL"]},
-        },
-        "volumeMounts": [
-            {"name": "checkpoints", "mountPath": CHECKPOINTS},
-            {"name": "shared-memory", "mountPath": "/dev/shm"},
-            {"name": "temporary", "mountPath": "/tmp"},
-            *(
-                []
-                if training.secret is None
-                else [{"name": "secret", "mountPath": SECRETS, "readOnly": True}]
-            ),
-        ],
-    }
+    container = _container(training, meeting, node)
     if in_place:
         again = {"operator": "NotIn", "values": [0, *FINAL]}
         container["restartPolicy"] = "Never"
         container["restartPolicyRules"] = [{"action": "Restart", "exitCodes": again}]
-    size = f"{training.shared_memory}Mi"
-    volumes: list[Manifest] = [
-        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": training.claim}},
-        {"name": "shared-memory", "emptyDir": {"medium": "Memory", "sizeLimit": size}},
-        {"name": "temporary", "emptyDir": {}},
-    ]
-    if training.secret is not None:
-        source = {"secretName": training.secret, "defaultMode": 0o440}  # for the pod's group
-        volumes.append({"name": "secret", "secret": source})
     return {
         "restartPolicy": "Never",  # the Job replaces the pod
         "terminationGracePeriodSeconds": training.grace,
@@ -274,5 +222,68 @@ def _pod(training: JobToRun, meeting: list[str], in_place: bool, node: str) -> M
             "seccompProfile": {"type": "RuntimeDefault"},
         },
         "containers": [container],
-        "volumes": volumes,
+        "volumes": _volumes(training),
     }
+
+
+def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
+    """Return the one container of a pod, in which `jitckpt run` is a host of the job."""
+    fixed = training.standbys == 0 and training.pods > 1 and not training.coordinated
+    place = {"name": "PET_NODE_RANK", "valueFrom": {"fieldRef": {"fieldPath": INDEX}}}
+    mounts: list[Manifest] = [
+        {"name": "checkpoints", "mountPath": CHECKPOINTS},
+        {"name": "shared-memory", "mountPath": "/dev/shm"},
+        {"name": "temporary", "mountPath": "/tmp"},
+    ]
+    if training.secret is not None:
+        mounts.append({"name": "secret", "mountPath": SECRETS, "readOnly": True})
+    return {
+        "name": node,
+        "image": training.image,
+        "command": ["jitckpt", "run"],
+        "args": [
+            *meeting,
+            *(["--nproc-per-node", str(max(training.gpus, 1))] if meeting else []),
+            *("--checkpoint-dir", CHECKPOINTS),
+            *("--metrics", f"0.0.0.0:{METRICS_PORT}"),
+            *([] if training.secret is None else ["--secret-file", f"{SECRETS}/secret"]),
+            *training.run,
+        ],
+        **({"env": [place]} if meeting and fixed else {}),
+        "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
+        # No liveness probe: a host that waits, for others or for a slow disk, is not to be killed.
+        "readinessProbe": {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 10},
+        "resources": _resources(training),
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
+        "volumeMounts": mounts,
+    }
+
+
+def _resources(training: JobToRun) -> Manifest:
+    amounts = {
+        **({} if training.cpus is None else {"cpu": str(training.cpus)}),
+        "memory": f"{training.memory}Mi",
+        **({"nvidia.com/gpu": str(training.gpus)} if training.gpus else {}),
+    }
+    # Those that have them ask for the processors, and may take more.
+    limits = {name: amount for name, amount in amounts.items() if name != "cpu"}
+    return {"requests": amounts, "limits": limits}
+
+
+def _volumes(training: JobToRun) -> list[Manifest]:
+    volumes: list[Manifest] = [
+        {"name": "checkpoints", "persistentVolumeClaim": {"claimName": training.claim}},
+        {
+            "name": "shared-memory",
+            "emptyDir": {"medium": "Memory", "sizeLimit": f"{training.shared_memory}Mi"},
+        },
+        {"name": "temporary", "emptyDir": {}},
+    ]
+    if training.secret is not None:
+        source = {"secretName": training.secret, "defaultMode": 0o440}  # for the pod's group
+        volumes.append({"name": "secret", "secret": source})
+    return volumes

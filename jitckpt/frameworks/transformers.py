@@ -51,13 +51,19 @@ def install(trainer: ModuleType) -> None:
     _installed = trainer
     if (read_ahead.is_read_ahead, read_ahead.begin) not in data_pass.OTHER_KINDS:
         data_pass.OTHER_KINDS.append((read_ahead.is_read_ahead, read_ahead.begin))
-    init_state, prepare, run_epoch = kind._init_training_state, kind._prepare_for_training, kind._run_epoch
-    end_of_step, grad_norm, load_random = (
-        kind._maybe_log_save_evaluate,
-        kind._get_grad_norm,
+    _wrap_beginning(kind)
+    _wrap_epoch(kind)
+    _wrap_step(kind)
+    _wrap_skipping(trainer)
+
+
+def _wrap_beginning(kind: Any) -> None:
+    """Restore once a Trainer has all it trains with; what it resumes from is asked for after that."""
+    init_state, prepare, load_random = (
+        kind._init_training_state,
+        kind._prepare_for_training,
         kind._load_rng_state,
     )
-    skip, train_step = trainer.skip_first_batches, kind.training_step
 
     def _init_training_state(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, int]:
         def _original_state(resume: Any) -> Any:
@@ -77,8 +83,44 @@ def install(trainer: ModuleType) -> None:
         model, loader = prepare(self, max_steps, train_dataloader, *args, **kwargs)
         return model, vars(self)[_TRAINING].begin(model, loader)
 
+    def _load_rng_state(self: Any, checkpoint: Any) -> None:
+        training = vars(self).get(_TRAINING)
+        if training is None or checkpoint is None or checkpoint != training.folder:
+            load_random(self, checkpoint)
+
+    kind._init_training_state = _init_training_state
+    kind._prepare_for_training = _prepare_for_training
+    kind._load_rng_state = _load_rng_state
+
+
+def _wrap_epoch(kind: Any) -> None:
+    """Begin each epoch where the job is."""
+    run_epoch = kind._run_epoch
+
     def _run_epoch(self: Any, **kwargs: Any) -> Any:
         return run_epoch(self, **vars(self)[_TRAINING].epoch_begins(**kwargs))
+
+    kind._run_epoch = _run_epoch
+
+
+def _wrap_step(kind: Any) -> None:
+    """Hear what a step is made of, and when all that belongs to it is done."""
+    train_step, grad_norm, end_of_step = (
+        kind.training_step,
+        kind._get_grad_norm,
+        kind._maybe_log_save_evaluate,
+    )
+
+    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if _TRAINING in vars(self):
+            vars(self)[_TRAINING].inputs = inputs
+        return train_step(self, model, inputs, *args, **kwargs)
+
+    def _get_grad_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
+        found = grad_norm(self, *args, **kwargs)
+        if _TRAINING in vars(self):
+            vars(self)[_TRAINING].grad_norm = found
+        return found
 
     def _maybe_log_save_evaluate(
         self: Any, tr_loss: Any, norm: Any, *args: Any, learning_rate: Any = None, **kwargs: Any
@@ -88,36 +130,19 @@ def install(trainer: ModuleType) -> None:
         end_of_step(self, tr_loss, norm, *args, learning_rate=learning_rate, **kwargs)
         training.step_ended(learning_rate)
 
-    def _get_grad_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
-        found = grad_norm(self, *args, **kwargs)
-        if _TRAINING in vars(self):
-            vars(self)[_TRAINING].grad_norm = found
-        return found
+    kind.training_step = training_step
+    kind._get_grad_norm = _get_grad_norm
+    kind._maybe_log_save_evaluate = _maybe_log_save_evaluate
 
-    def _load_rng_state(self: Any, checkpoint: Any) -> None:
-        training = vars(self).get(_TRAINING)
-        if training is None or checkpoint is None or checkpoint != training.folder:
-            load_random(self, checkpoint)
 
-    def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if _TRAINING in vars(self):
-            vars(self)[_TRAINING].inputs = inputs
-        return train_step(self, model, inputs, *args, **kwargs)
+def _wrap_skipping(trainer: Any) -> None:
+    """A protected loader skips by itself the batches that a checkpoint was behind."""
+    skip = trainer.skip_first_batches
 
     def skip_first_batches(loader: Any, number: int = 0) -> Any:
         return loader.skip(number, skip) if isinstance(loader, _Loader) else skip(loader, number)
 
-    for function in (
-        _init_training_state,
-        _prepare_for_training,
-        _run_epoch,
-        _maybe_log_save_evaluate,
-        _get_grad_norm,
-        _load_rng_state,
-        training_step,
-    ):
-        setattr(kind, function.__name__, function)
-    trainer.skip_first_batches = skip_first_batches  # type: ignore[attr-defined]
+    trainer.skip_first_batches = skip_first_batches
 
 
 class _FirstEpoch:

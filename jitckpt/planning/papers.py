@@ -5,7 +5,7 @@ Theirs are typed in from the papers' text; a figure that is only drawn there has
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from jitckpt.decisions.check import InvalidInput
@@ -55,52 +55,75 @@ class Reproduction:
     y_is_logarithmic: bool = False
 
 
+# EuroSys '24, Tables 4 and 5: save, restore, minibatch, overhead per minibatch, in seconds; f is 2e-3 a GPU
+# and day.
+_USER_LEVEL_JIT = {
+    "BERT-L-PT": (5.0, 9.9, 0.418, 0.00003),
+    "BERT-B-FT": (1.4, 8.8, 0.416, 0.0),
+    "GPT2-S": (3.8, 7.2, 0.629, 0.00001),
+    "GPT2-8B": (18.8, 28.6, 2.953, 0.0),
+}
+_TRANSPARENT_JIT = {"BERT-B-FT": (0.279, 0.0), "GPT2-S": (0.270, 0.001)}
+# Its Table 8, as printed.
+_TABLE8_GPUS = (4, 1024, 8192)
+_TABLE8_FREQUENCY = {
+    "BERT-L-PT": (0.34, 5.54, 15.6), "BERT-B-FT": (0.65, 10.47, 29.62),
+    "GPT2-S": (0.39, 6.35, 17.98), "GPT2-8B": (0.17, 2.85, 8.08),
+}  # fmt: skip
+_TABLE8_PERIODIC = {
+    "BERT-L-PT": (0.096, 1.53, 4.5), "BERT-B-FT": (0.05, 0.83, 2.41),
+    "GPT2-S": (0.08, 1.34, 3.78), "GPT2-8B": (0.18, 2.96, 8.24),
+}  # fmt: skip
+_TABLE8_USER_LEVEL = {
+    "BERT-L-PT": (0.75, 0.77, 0.94), "BERT-B-FT": (0.23, 0.26, 0.41),
+    "GPT2-S": (0.24, 0.26, 0.38), "GPT2-8B": (0.0003, 0.07, 0.56),
+}  # fmt: skip
+_TABLE8_TRANSPARENT = {"BERT-B-FT": (0.69, 0.69, 0.69), "GPT2-S": (0.69, 0.69, 0.70)}
+_CUT = "the paper cuts digits off instead of rounding"
+
+
 def jit_table8() -> Reproduction:
     """EuroSys '24, Table 8: optimal checkpoint frequency and wasted time at three sizes."""
-    # Tables 4 and 5: save, restore, minibatch, overhead per minibatch, in seconds; f is 2e-3 a GPU and day.
-    user_level = {
-        "BERT-L-PT": (5.0, 9.9, 0.418, 0.00003),
-        "BERT-B-FT": (1.4, 8.8, 0.416, 0.0),
-        "GPT2-S": (3.8, 7.2, 0.629, 0.00001),
-        "GPT2-8B": (18.8, 28.6, 2.953, 0.0),
-    }
-    transparent = {"BERT-B-FT": (0.279, 0.0), "GPT2-S": (0.270, 0.001)}
-    sizes = (4, 1024, 8192)
-    printed_frequency = {
-        "BERT-L-PT": (0.34, 5.54, 15.6), "BERT-B-FT": (0.65, 10.47, 29.62),
-        "GPT2-S": (0.39, 6.35, 17.98), "GPT2-8B": (0.17, 2.85, 8.08),
-    }  # fmt: skip
-    printed_periodic = {
-        "BERT-L-PT": (0.096, 1.53, 4.5), "BERT-B-FT": (0.05, 0.83, 2.41),
-        "GPT2-S": (0.08, 1.34, 3.78), "GPT2-8B": (0.18, 2.96, 8.24),
-    }  # fmt: skip
-    printed_user_level = {
-        "BERT-L-PT": (0.75, 0.77, 0.94), "BERT-B-FT": (0.23, 0.26, 0.41),
-        "GPT2-S": (0.24, 0.26, 0.38), "GPT2-8B": (0.0003, 0.07, 0.56),
-    }  # fmt: skip
-    printed_transparent = {"BERT-B-FT": (0.69, 0.69, 0.69), "GPT2-S": (0.69, 0.69, 0.70)}
-    cut = "the paper cuts digits off instead of rounding"
-    cells: list[Cell] = []
-    for model, (save, restore, minibatch, overhead) in user_level.items():
-        for i, gpus in enumerate(sizes):
-            job = cost.JobCosts(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
+    cells = (*_table8_periodic(), *_table8_user_level(), *_table8_transparent())
+    remarks = (
+        "Equation 7 charges the save once a failure (f o); all N GPUs stand still for it, which is N f o. "
+        "The "
+        "table follows the equation as printed.",
+    )
+    return Reproduction(
+        "Just-In-Time Checkpointing, Table 8", cells, remarks,
+        "GPUs", "wasted share (%)", _table8_curves(),
+        x_is_logarithmic=True, y_is_logarithmic=True,
+    )  # fmt: skip
+
+
+def _user_level_job(model: str, gpus: int) -> cost.JobCosts:
+    save, restore, minibatch, overhead = _USER_LEVEL_JIT[model]
+    return cost.JobCosts(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
+
+
+def _table8_periodic() -> Iterator[Cell]:
+    for model in _USER_LEVEL_JIT:
+        for i, gpus in enumerate(_TABLE8_GPUS):
+            job = _user_level_job(model, gpus)
             frequency = cost.optimal_saves_per_second(job) * HOUR_SECONDS
             share = 100 * cost.periodic_waste(job).share
-            note = cut
+            note = _CUT
             if model == "BERT-L-PT" and gpus == 8192:
                 note = "equations 5 and 6 with the paper's own o, r and f give 4.35 %"
             column = f"N={gpus}"
-            cells += [
-                Cell(f"periodic {model}: c*", column, printed_frequency[model][i], frequency, "/h", cut),
-                Cell(f"periodic {model}: w_f", column, printed_periodic[model][i], share, "%", note),
-            ]
+            yield Cell(f"periodic {model}: c*", column, _TABLE8_FREQUENCY[model][i], frequency, "/h", _CUT)
+            yield Cell(f"periodic {model}: w_f", column, _TABLE8_PERIODIC[model][i], share, "%", note)
+
+
+def _table8_user_level() -> Iterator[Cell]:
     # Table 3's overheads in percent, and what Table 8 makes of them.
     taken_as_share = {"BERT-L-PT": 0.0076, "BERT-B-FT": 0.0024, "GPT2-S": 0.0024}
-    for model, (save, restore, minibatch, overhead) in user_level.items():
-        for i, gpus in enumerate(sizes):
-            job = cost.JobCosts(gpus, 2e-3, save, restore, minibatch, overhead / minibatch)
+    for model in _USER_LEVEL_JIT:
+        for i, gpus in enumerate(_TABLE8_GPUS):
+            job = _user_level_job(model, gpus)
             share = 100 * cost.user_level_jit_waste(job).share
-            note = cut
+            note = _CUT
             if model in taken_as_share:
                 wrong = replace(job, overhead_share=taken_as_share[model])
                 note = (
@@ -110,40 +133,32 @@ def jit_table8() -> Reproduction:
                     f"{100 * cost.user_level_jit_waste(wrong).share:.3f} %"
                 )
             row = f"user-level JIT {model}: w_f"
-            cells.append(Cell(row, f"N={gpus}", printed_user_level[model][i], share, "%", note))
-    for model, (minibatch, overhead) in transparent.items():
-        for i, gpus in enumerate(sizes):
+            yield Cell(row, f"N={gpus}", _TABLE8_USER_LEVEL[model][i], share, "%", note)
+
+
+def _table8_transparent() -> Iterator[Cell]:
+    for model, (minibatch, overhead) in _TRANSPARENT_JIT.items():
+        for i, gpus in enumerate(_TABLE8_GPUS):
             job = cost.JobCosts(gpus, 2e-3, 0.0, 0.0, minibatch, overhead / minibatch)
             share = 100 * cost.transparent_jit_waste(job).share
             note = "the paper's figure needs an overhead of 0.7 %; its Table 5 has " + (
                 f"{overhead} s per {minibatch} s, {overhead / minibatch:.2%}" if overhead else "none"
             )
             row = f"transparent JIT {model}: w_f"
-            cells.append(Cell(row, f"N={gpus}", printed_transparent[model][i], share, "%", note))
-    gpus_drawn = tuple(2**i for i in range(2, 15))
-    curves = [
+            yield Cell(row, f"N={gpus}", _TABLE8_TRANSPARENT[model][i], share, "%", note)
+
+
+def _table8_curves() -> tuple[Curve, ...]:
+    drawn = tuple(2**i for i in range(2, 15))
+    return tuple(
         Curve(
             f"{kind} {model}",
-            tuple(float(n) for n in gpus_drawn),
-            tuple(
-                100 * waste(cost.JobCosts(n, 2e-3, save, restore, minibatch, overhead / minibatch)).share
-                for n in gpus_drawn
-            ),
+            tuple(float(n) for n in drawn),
+            tuple(100 * waste(_user_level_job(model, n)).share for n in drawn),
         )
-        for model, (save, restore, minibatch, overhead) in user_level.items()
-        if model in ("BERT-L-PT", "GPT2-8B")
+        for model in ("BERT-L-PT", "GPT2-8B")
         for kind, waste in (("periodic", cost.periodic_waste), ("user-level JIT", cost.user_level_jit_waste))
-    ]
-    remarks = (
-        "Equation 7 charges the save once a failure (f o); all N GPUs stand still for it, which is N f o. "
-        "The "
-        "table follows the equation as printed.",
     )
-    return Reproduction(
-        "Just-In-Time Checkpointing, Table 8", tuple(cells), remarks,
-        "GPUs", "wasted share (%)", tuple(curves),
-        x_is_logarithmic=True, y_is_logarithmic=True,
-    )  # fmt: skip
 
 
 def gemini_fig9() -> Reproduction:
@@ -193,51 +208,81 @@ def _percent(machines: int, replicas: int, lost: int, strategy: str) -> float:
     return 100 * float(recovery_probability(machines, replicas, lost, strategy))
 
 
+# SOSP '23: GPT-2 100B on 16 p4d.24xlarge.
+_ITERATION = 62.0  # section 7.2
+_CHECKPOINT_BYTES = 100e9 * 12  # 9.4 GB on each of 128 GPUs (section 5.2): 12 bytes a parameter
+_FILES_PER_SECOND = 20e9 / 8
+_NETWORK_PER_SECOND = 400e9 / 8
+_TO_FILES = _CHECKPOINT_BYTES / _FILES_PER_SECOND
+_TO_PEER = _CHECKPOINT_BYTES / 16 / _NETWORK_PER_SECOND
+
+
 def gemini_fig10() -> Reproduction:
     """SOSP '23, Figure 10: average wasted time of a failure, GPT-2 100B on 16 p4d.24xlarge."""
-    iteration = 62.0  # section 7.2
-    checkpoint_bytes = 100e9 * 12  # 9.4 GB on each of 128 GPUs (section 5.2): 12 bytes a parameter
-    files_per_second = 20e9 / 8
-    network_per_second = 400e9 / 8
-    to_files = checkpoint_bytes / files_per_second
-    to_peer = checkpoint_bytes / 16 / network_per_second
-    strawman = cost.average_wasted_seconds(to_files, 3 * HOUR_SECONDS, to_files)
-    interval = cost.shortest_interval_seconds(to_files, iteration)
-    high_frequency = cost.average_wasted_seconds(to_files, interval, to_files)
-    nine = cost.average_wasted_seconds(to_files, 9 * iteration, to_files)
-    software = cost.average_wasted_seconds(iteration, iteration, 0.0)
-    hardware = cost.average_wasted_seconds(iteration, iteration, to_peer)
+    wasted = _gemini_wasted()
+    curves = tuple(Curve(name, (float(i),), (value,)) for i, (name, value) in enumerate(wasted.items()))
+    return Reproduction(
+        "GEMINI, Figure 10 (GPT-2 100B, 16 machines)",
+        (*_cells_of_wasted_time(wasted), *_cells_of_intervals(), *_cells_of_transfers()), (),
+        "", "average wasted seconds a failure", curves, y_is_logarithmic=True,
+    )  # fmt: skip
+
+
+def _gemini_wasted() -> dict[str, float]:
+    """Return the average wasted seconds of each way to save."""
+    interval = cost.shortest_interval_seconds(_TO_FILES, _ITERATION)
+    return {
+        "Strawman": cost.average_wasted_seconds(_TO_FILES, 3 * HOUR_SECONDS, _TO_FILES),
+        "HighFreq (8)": cost.average_wasted_seconds(_TO_FILES, interval, _TO_FILES),
+        "HighFreq (9)": cost.average_wasted_seconds(_TO_FILES, 9 * _ITERATION, _TO_FILES),
+        "GEMINI, local": cost.average_wasted_seconds(_ITERATION, _ITERATION, 0.0),
+        "GEMINI, peer": cost.average_wasted_seconds(_ITERATION, _ITERATION, _TO_PEER),
+    }
+
+
+def _cells_of_wasted_time(wasted: dict[str, float]) -> list[Cell]:
+    strawman, eight, nine, software, hardware = wasted.values()
+    below_13 = (
+        f"'more than 13 times' holds against HighFreq at nine iterations ({nine / software:.1f} and "
+        f"{nine / hardware:.1f} times), not at the eight of Figure 12"
+    )
+    return [
+        Cell("Strawman", "any", None, strawman, "s"),
+        Cell("HighFreq, 8 iterations", "any", None, eight, "s"),
+        Cell("HighFreq, 9 iterations", "any", None, nine, "s"),
+        Cell("GEMINI", "0 replaced", 1.5 * 62, software, "s"),
+        Cell("GEMINI", "1 or 2 replaced", None, hardware, "s"),
+        Cell("GEMINI", "2 replaced, a group lost", None, strawman, "s", "as Strawman"),
+        Cell("HighFreq / GEMINI", "0 replaced", 13.0, eight / software, "x", below_13, "more than"),
+        Cell("HighFreq / GEMINI", "1 or 2 replaced", 13.0, eight / hardware, "x", below_13, "more than"),
+    ]
+
+
+def _cells_of_intervals() -> list[Cell]:
+    interval = cost.shortest_interval_seconds(_TO_FILES, _ITERATION)
     eight_or_nine = (
         "a checkpoint of 480 s fits 8 iterations of 62 s, as its Figure 12 says (8 times less often than "
         "GEMINI); "
         "section 7.3 saves every nine iterations"
     )
-    below_13 = (
-        f"'more than 13 times' holds against HighFreq at nine iterations ({nine / software:.1f} and "
-        f"{nine / hardware:.1f} times), not at the eight of Figure 12"
-    )
-    mt_nlg = 530e9 * 12 / files_per_second
-    cells = [
-        Cell("Strawman", "any", None, strawman, "s"),
-        Cell("HighFreq, 8 iterations", "any", None, high_frequency, "s"),
-        Cell("HighFreq, 9 iterations", "any", None, nine, "s"),
-        Cell("GEMINI", "0 replaced", 1.5 * 62, software, "s"),
-        Cell("GEMINI", "1 or 2 replaced", None, hardware, "s"),
-        Cell("GEMINI", "2 replaced, a group lost", None, strawman, "s", "as Strawman"),
-        Cell("HighFreq / GEMINI", "0 replaced", 13.0, high_frequency / software, "x", below_13, "more than"),
+    return [
+        Cell("HighFreq interval / GEMINI's", "fig. 12", 8.0, interval / _ITERATION, "x", eight_or_nine),
         Cell(
-            "HighFreq / GEMINI", "1 or 2 replaced", 13.0, high_frequency / hardware, "x",
-            below_13, "more than",
-        ),
-        Cell("HighFreq interval / GEMINI's", "fig. 12", 8.0, interval / iteration, "x", eight_or_nine),
-        Cell(
-            "Strawman interval / GEMINI's", "fig. 12", 170.0, 3 * HOUR_SECONDS / iteration, "x",
+            "Strawman interval / GEMINI's", "fig. 12", 170.0, 3 * HOUR_SECONDS / _ITERATION, "x",
             "", "more than",
         ),
-        Cell("fetch from a peer", "sec. 7.2", 3.0, to_peer, "s", "", "less than"),
-        Cell("checkpoint, HighFreq / GEMINI", "400 Gbit/s", 250.0, to_files / to_peer, "x", "", "more than"),
+    ]  # fmt: skip
+
+
+def _cells_of_transfers() -> list[Cell]:
+    mt_nlg = 530e9 * 12 / _FILES_PER_SECOND
+    return [
+        Cell("fetch from a peer", "sec. 7.2", 3.0, _TO_PEER, "s", "", "less than"),
         Cell(
-            "checkpoint, HighFreq / GEMINI", "100 Gbit/s", 65.0, to_files / (4 * to_peer), "x",
+            "checkpoint, HighFreq / GEMINI", "400 Gbit/s", 250.0, _TO_FILES / _TO_PEER, "x", "", "more than"
+        ),
+        Cell(
+            "checkpoint, HighFreq / GEMINI", "100 Gbit/s", 65.0, _TO_FILES / (4 * _TO_PEER), "x",
             "the paper measured; by bandwidth alone it is 16 x 100 Gbit/s over 20 Gbit/s",
         ),
         Cell("storage as fast as 16 networks", "sec. 7.2", 6.4, 16 * 400 / 1000, "Tbit/s"),
@@ -250,17 +295,6 @@ def gemini_fig10() -> Reproduction:
         ),
         Cell("effective time, GEMINI", "1000 machines", 91.0, _effective_gemini(), "%", "15 failures a day"),
     ]  # fmt: skip
-    names = ("Strawman", "HighFreq (8)", "HighFreq (9)", "GEMINI, local", "GEMINI, peer")
-    curves = [
-        Curve(name, (float(i),), (value,))
-        for i, (name, value) in enumerate(
-            zip(names, (strawman, high_frequency, nine, software, hardware), strict=True)
-        )
-    ]
-    return Reproduction(
-        "GEMINI, Figure 10 (GPT-2 100B, 16 machines)", tuple(cells), (),
-        "", "average wasted seconds a failure",        tuple(curves), y_is_logarithmic=True,
-    )  # fmt: skip
 
 
 def _effective_gemini() -> float:

@@ -28,7 +28,7 @@ MARK = REHEARSAL.name
 SERVER = "jitckpt-proxy-s"  # the name of a device proxy's server, as the kernel keeps it
 LAUNCHER = -1  # in the place of a rank: `jitckpt run` itself
 NOBODY = -2  # in the place of a rank: what happens befalls no process
-CHECKPOINTS, OUTPUT = "ckpt", "output.txt"
+CHECKPOINTS, OUTPUT, TEMPORARY = "ckpt", "output.txt", "tmp"
 LOOK_SECONDS = 0.01
 STAY_SECONDS = 5.0
 _running: set[str] = set()  # marks of the jobs that this process runs now
@@ -188,40 +188,80 @@ def run_job(
     end_when: asked of the events again and again; once it is true the job is sent SIGTERM, to save and end.
     variables: of the environment, beside those of this process. Raises TimeoutError after time_limit seconds.
     """
-    temporary = folder / "tmp"
+    temporary = folder / TEMPORARY
     temporary.mkdir(parents=True)
-    whole_command = [
-        *launcher,
-        *JITCKPT,
-        "run",
-        "--standalone",
-        "--nproc-per-node",
-        str(ranks),
-        "--device",
-        device,
-    ]
-    whole_command += ["--hang-timeout", str(hang_timeout)]
-    whole_command += [word for fault in faults for word in ("--fault", fault)]
+    options = ["--standalone", "--nproc-per-node", str(ranks), "--device", device]
+    options += ["--hang-timeout", str(hang_timeout)]
+    options += [word for fault in faults for word in ("--fault", fault)]
     mark = f"{MARK}={uuid.uuid4()}"
     note_running(mark)
+    shared_memory = set(os.listdir("/dev/shm"))
+    began = time.monotonic()
+    whole_command = [*launcher, *JITCKPT, "run", *options, *command]
+    process = _start(whole_command, mark, folder=folder, cwd=cwd or folder, variables=variables or {})
+    announced: list[tuple[float, int]] = []
+    try:
+        with _befallen(
+            process, folder, mark, strikes=strikes, end_when=end_when, time_limit=time_limit
+        ) as struck:
+            for line in record(process, folder / OUTPUT):
+                if match := STEP_LINE.search(line):
+                    announced.append((time.monotonic() - began, int(match[1])))
+                    on_step(int(match[1]), int(match[2]))
+            status = process.wait()
+    finally:
+        if process.poll() is None:  # we have been interrupted
+            kill_all(mark)
+            process.wait()
+        note_ended(mark)
+    seconds = time.monotonic() - began
+    if seconds > time_limit:
+        raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
+    left_behind = _left_behind(mark, shared_memory, temporary)
+    return Run(
+        status,
+        seconds,
+        tuple(announced),
+        final_state.read(folder / final_state.FOLDER),
+        tuple(events_in(folder)),
+        tuple(struck),
+        left_behind,
+    )
+
+
+def _start(
+    command: Sequence[str], mark: str, *, folder: Path, cwd: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[str]:
+    """Start a job whose processes are found by their environment, and write what they leave to `folder`."""
     own_variables = {
         MARK: mark.removeprefix(f"{MARK}="),
         **REHEARSAL_DIR.to(folder),
-        "TMPDIR": str(temporary),
+        "TMPDIR": str(folder / TEMPORARY),
         # torch itself makes this folder in TMPDIR and leaves it there.
         "TORCHINDUCTOR_CACHE_DIR": str(folder / "torch-cache"),
     }
-    shared_memory = set(os.listdir("/dev/shm"))
-    began = time.monotonic()
-    process = subprocess.Popen(
-        [*whole_command, *command],
-        cwd=cwd or folder,
-        env=os.environ | (variables or {}) | own_variables,
+    return subprocess.Popen(
+        command,
+        cwd=cwd,
+        env={**os.environ, **variables, **own_variables},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
         errors="replace",
     )
+
+
+@contextlib.contextmanager
+def _befallen(
+    process: subprocess.Popen[str],
+    folder: Path,
+    mark: str,
+    *,
+    strikes: Sequence[Strike],
+    end_when: Callable[[Sequence[Event]], bool] | None,
+    time_limit: float,
+) -> Iterator[list[Strike]]:
+    """Have the strikes, and the ends that are wanted, happen to a job; give a list of those that hit."""
     deadline = threading.Timer(time_limit, kill_all, (mark,))
     deadline.start()
     over = threading.Event()
@@ -231,36 +271,21 @@ def run_job(
         strikers.append(threading.Thread(target=end, args=(process, end_when, folder, over)))
     for striker in strikers:
         striker.start()
-    announced: list[tuple[float, int]] = []
     try:
-        for line in record(process, folder / OUTPUT):
-            if match := STEP_LINE.search(line):
-                announced.append((time.monotonic() - began, int(match[1])))
-                on_step(int(match[1]), int(match[2]))
-        status = process.wait()
+        yield struck
     finally:
         over.set()
         deadline.cancel()
         for thread in (deadline, *strikers):
             thread.join()
-        if process.poll() is None:  # we have been interrupted
-            kill_all(mark)
-            process.wait()
-        note_ended(mark)
-    seconds = time.monotonic() - began
-    if seconds > time_limit:
-        raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
-    left_behind = [f"process {pid}: {name}" for pid, name in processes_with(mark)]
-    left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory)]
-    left_behind += [str(path) for path in sorted(temporary.rglob("*"))]
-    return Run(
-        status,
-        seconds,
-        tuple(announced),
-        final_state.read(folder / final_state.FOLDER),
-        tuple(events_in(folder)),
-        tuple(struck),
-        tuple(left_behind),
+
+
+def _left_behind(mark: str, shared_memory_before: set[str], temporary: Path) -> tuple[str, ...]:
+    """Return what a run should not have left, a text each."""
+    return (
+        *(f"process {pid}: {name}" for pid, name in processes_with(mark)),
+        *(f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory_before)),
+        *(str(path) for path in sorted(temporary.rglob("*"))),
     )
 
 

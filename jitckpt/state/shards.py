@@ -114,6 +114,10 @@ class Layout:
     def count(self) -> int:
         return max(self.shards) + 1
 
+    def is_first(self, rank: int) -> bool:
+        """Return whether the rank is the first of those that hold its shard."""
+        return self.shards.index(self.shards[rank]) == rank
+
     def alone(self) -> list[int]:
         """Return the ranks that have no replica."""
         return [rank for rank, shard in enumerate(self.shards) if self.shards.count(shard) == 1]

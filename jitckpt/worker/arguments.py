@@ -131,6 +131,22 @@ def check(
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
 
 
+def check_accumulation(accumulation: int) -> None:
+    if type(accumulation) is not int or accumulation < 1:
+        raise ValueError(f"accumulation is {accumulation!r}; it must be a whole number from 1 on.")
+
+
+def said_shard(shard: int | None, shards: int | None) -> tuple[int, int] | None:
+    """Return both, if they are given; ValueError where they can't be."""
+    if shard is None and shards is None:
+        return None
+    if shard is None or shards is None:
+        raise ValueError("Give jitckpt.init both shard and shards, or neither.")
+    if not 0 <= shard < shards:
+        raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
+    return shard, shards
+
+
 def self_check(given: bool | None) -> str:
     """Return which check to make; a rehearsal asks for all of it."""
     wanted = environment.SELF_CHECK.get()

@@ -30,6 +30,7 @@ from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState, Stateful
 from jitckpt.state.parallel import DeviceBarrier
+from jitckpt.state.shards import Layout
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
@@ -43,7 +44,9 @@ from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
 from jitckpt.worker.script_variables import ScriptVariables
+from jitckpt.worker.unprotected import Unprotected
 
+CALLED_TWICE = "jitckpt.init was called twice in this process; call close() on the first job before."
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
 
@@ -116,40 +119,20 @@ def init(
     """
     global _base_of_next_job, _current  # noqa: PLW0603
     if _current is not None:
-        raise JitckptError(
-            "jitckpt.init was called twice in this process; call close() on the first job before."
-        )
+        raise JitckptError(CALLED_TWICE)
     optimizers, wrappers = arguments.unwrapped(optimizer)
     schedulers = arguments.listed("scheduler", scheduler, object)
     arguments.check(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
-    if type(accumulation) is not int or accumulation < 1:
-        raise ValueError(f"accumulation is {accumulation!r}; it must be a whole number from 1 on.")
+    arguments.check_accumulation(accumulation)
     wanted = memory_wanted.by_script("off" if memory is None else memory)
     root = directory.root_of(checkpoint_dir)
-    rank, world_size = agreements.place()
-    layout = None
-    if shard is None or shards is None:
-        if shard is not None or shards is not None:
-            raise ValueError("Give jitckpt.init both shard and shards, or neither.")
-        layout = agreements.layout_of(rank, world_size, model, optimizers)
-        shard, shards = (layout.shards[rank], layout.count) if layout else (0, 1)
-    elif not 0 <= shard < shards:
-        raise ValueError(f"shard is {shard}; with shards={shards} it must be from 0 to {shards - 1}.")
-    needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, shards))
+    identity, layout = _who(root, model, optimizers, arguments.said_shard(shard, shards))
+    needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, identity.shards))
     _current = Job(
         Arguments(
             root=root,
             named_directory=directory.named_directory(checkpoint_dir),
-            identity=Identity(
-                job=directory.job_id(root, rank),
-                fingerprint=host_state.fingerprint(model, optimizers),
-                world_size=world_size,
-                rank=rank,
-                shard=shard,
-                shards=shards,
-                layout="" if layout is None else layout.text,
-                start=directory.start().number,
-            ),
+            identity=identity,
             save_function=save_checkpoint,
             model=model,
             optimizers=optimizers,
@@ -157,28 +140,22 @@ def init(
             schedulers=schedulers,
             scaler=scaler,
             extra=extra,
-            periodic=PeriodicSettings(save_every, keep, layout is None or layout.shards.index(shard) == rank),
+            periodic=PeriodicSettings(save_every, keep, layout is None or layout.is_first(identity.rank)),
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
         ),
-        step_barrier=True if step_barrier is None and shards > 1 else step_barrier,
+        step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
         memory=needed,
     )
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
-    if rank == 0:
+    if identity.rank == 0:
         _tell_of_batch(_current, accumulation)
         _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
-    if layout is not None and rank == 0 and save_every is None and layout.alone():
-        if _current.memory is None:
-            _current._reporter.warn(agreements.without_replicas(layout))
-        elif save_checkpoint is not None:
-            _current._reporter.warn(
-                "The memory tier can't protect a job that has a save function of its own: it keeps what "
-                "jitckpt's own saver saves. Give jitckpt.init model and optimizer in its place."
-            )
+        if save_every is None and (risk := _risk(_current, layout, save_checkpoint)):
+            _current._reporter.warn(risk)
     return _current
 
 
@@ -238,29 +215,10 @@ class Job:
         self._is_restored = False
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
-        self._protection: Protection | None = None
-        state = [given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self]
+        self._protection: Protection | Unprotected = Unprotected()
         said: set[object] = set()
-        self._variables, variables_of_epochs = (
-            ScriptVariables(
-                [*state, *(one for wrapped in given.wrappers.values() for one in wrapped)],
-                given.extra,
-                lambda: 0 if self._protection is None else self._protection.step,
-                self._reporter.warn_on_first,
-                of_epochs=of_epochs,
-                said=said,
-            )
-            for of_epochs in (False, True)
-        )
-        self._loop = Loop(
-            begins=self._loop_begins,
-            boundary=lambda: self._protection is not None and self._protection.boundary(),
-            write_again=lambda: None if self._protection is None else self._protection.write_again(),
-            put_back=self._put_back,
-            warn=self._reporter.warn_on_first,
-            went_on=self._variables.look,
-            epoch_begins=variables_of_epochs.look,
-        )
+        self._variables = self._make_variables(given, said, of_epochs=False)
+        self._loop = self._make_loop(self._make_variables(given, said, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = HostState(
             model=given.model,
@@ -302,6 +260,31 @@ class Job:
         self._protection.watch_from_base()
         atexit.register(self._at_exit)
 
+    def _make_variables(self, given: Arguments, said: set[object], *, of_epochs: bool) -> ScriptVariables:
+        wrappers = [one for wrapped in given.wrappers.values() for one in wrapped]
+        return ScriptVariables(
+            [
+                *(given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self),
+                *wrappers,
+            ],
+            given.extra,
+            lambda: self._protection.step,
+            self._reporter.warn_on_first,
+            of_epochs=of_epochs,
+            said=said,
+        )
+
+    def _make_loop(self, variables_of_epochs: ScriptVariables) -> Loop:
+        return Loop(
+            begins=self._loop_begins,
+            boundary=self._boundary,
+            write_again=self._write_again,
+            put_back=self._put_back,
+            warn=self._reporter.warn_on_first,
+            went_on=self._variables.look,
+            epoch_begins=variables_of_epochs.look,
+        )
+
     @property
     def loop(self) -> Loop:
         """Where the training's loops are; for a framework, which has loops of its own."""
@@ -310,7 +293,7 @@ class Job:
     @property
     def is_protected(self) -> bool:
         """Whether there is a device and a library to protect it."""
-        return self._protection is not None
+        return isinstance(self._protection, Protection)
 
     @property
     def accumulation_steps(self) -> int:
@@ -380,8 +363,7 @@ class Job:
         begun = time.monotonic()
         self._is_restored = True
         self._variables.script_restores = not self._loop.is_used
-        snapshots = None if self._protection is None else self._protection.snapshots
-        memory = None if snapshots is None else snapshots.found(self.identity, starts.read(self.root))
+        memory = self._protection.found_in_memory()
         choice: Choice | None = None
         misfit: CheckpointError | None = None
         try:
@@ -405,13 +387,11 @@ class Job:
                 "step another rank's part can't be loaded any more. Move that step's folder away: the "
                 "same command then goes on from an older one."
             )
-        if self._protection is not None:
-            self._protection.nothing_saved(choice is None or choice.nothing_saved)
+        self._protection.nothing_saved(choice is None or choice.nothing_saved)
         self._tell_start(None if choice is None else choice.save, 0 if choice is None else choice.step)
         if choice is None:
             self._go_on_from(0)
-            if snapshots is not None:
-                snapshots.restored(0)
+            self._protection.restored_from_memory(0)
             return 0
         for reason in choice.reasons:
             self._reporter.warn(f"A save was passed over: {reason}")
@@ -420,8 +400,20 @@ class Job:
                 f"Step {choice.step} is the newest that is whole for every shard; of step {choice.newest} a "
                 f"part is lost, so at least {choice.newest - choice.step} minibatches are done again."
             )
+        self._restored_parts = self._load(choice)
+        self._go_on_from(choice.step)
+        self.set_base(choice.step, None if choice.in_memory else choice.save.path)
+        self._protection.restored_from_memory(choice.step if choice.in_memory else 0)
+        seconds = time.monotonic() - begun
+        path, source = str(choice.save.path), choice.save.rank
+        rank = self.identity.rank
+        self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
+        return choice.step
+
+    def _load(self, choice: Choice) -> Mapping[str, Any]:
+        """Put the save into the job's objects. Raises CheckpointError if it does not fit."""
         try:
-            self._restored_parts = restoring.load(
+            return restoring.load(
                 choice,
                 identity=self.identity,
                 host=self._host,
@@ -434,15 +426,6 @@ class Job:
             raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
         except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
-        self._go_on_from(choice.step)
-        self.set_base(choice.step, None if choice.in_memory else choice.save.path)
-        if snapshots is not None:
-            snapshots.restored(choice.step if choice.in_memory else 0)
-        seconds = time.monotonic() - begun
-        path, source = str(choice.save.path), choice.save.rank
-        rank = self.identity.rank
-        self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
-        return choice.step
 
     def _saved_in_another_layout(self, choice: Choice | None, may_cut: bool) -> Saved | None:
         """Return the newest whole step, if another layout saved it. CheckpointError if it may not be cut."""
@@ -485,8 +468,7 @@ class Job:
             self._reporter.warn(told)
         self._go_on_from(saved.step)
         self.set_base(saved.step, first.path)
-        if self._protection is not None and self._protection.snapshots is not None:
-            self._protection.snapshots.restored(0)
+        self._protection.restored_from_memory(0)
         seconds = time.monotonic() - begun
         self._reporter.report(protocol.Restored(rank, saved.step, str(first.path), first.rank, seconds))
         return saved.step
@@ -496,7 +478,7 @@ class Job:
         if self.identity.rank != 0 or self._events.restart > 0:
             return
         now = start_record.settings([one.optimizer for one in self._host.optimizers])
-        if self._protection is not None:
+        if self.is_protected:
             say(start_record.who_is_there(self.identity.world_size, self.identity.shards, self.root))
         try:
             if save is not None and save.metadata is not None:
@@ -510,22 +492,19 @@ class Job:
     def set_base(self, step: int, path: Path | None) -> None:
         """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
-        if self._protection is not None:
-            self._protection.set_base(step, path)
+        self._protection.set_base(step, path)
 
     def steps_on_device(self) -> int:
         """Return how many optimizer steps of the job the device has finished; 0 without protection."""
-        return 0 if self._protection is None else self._protection.steps_on_device
+        return self._protection.steps_on_device
 
     def trust_extra(self) -> None:
         """Warn of nothing that becomes of `extra`, which is an adapter's."""
-        if self._protection is not None:
-            self._protection.trust_extra()
+        self._protection.trust_extra()
 
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
-        if self._protection is not None:
-            self._protection.end_steps_at_boundary()
+        self._protection.end_steps_at_boundary()
 
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""
@@ -534,8 +513,7 @@ class Job:
 
     def write_before_step(self) -> None:
         """Write what this rank alone knows once more: it knows more since the forward pass."""
-        if self._protection is not None:
-            self._protection.write_before_step()
+        self._protection.write_before_step()
 
     def close(self) -> None:
         """End the protection; happens by itself when the process ends."""
@@ -546,15 +524,14 @@ class Job:
         global _current  # noqa: PLW0603
         if _current is self:
             _current = None
-        if self._protection is not None:
-            atexit.unregister(self._at_exit)
-            self._protection.end(at_exit=at_exit)
-            self._protection = None
+        atexit.unregister(self._at_exit)
+        self._protection.end(at_exit=at_exit)
+        self._protection = Unprotected()
 
     def _at_exit(self) -> None:
         if not hasattr(sys, "last_value"):
             self._end(at_exit=True)
-        elif self._protection is not None:  # an exception ends the process: it has not finished
+        else:  # an exception ends the process: it has not finished
             self._protection.stop()
 
     # What the loop tells and asks (jitckpt.data.loop.Loop).
@@ -563,17 +540,44 @@ class Job:
         if not self._is_restored:
             self.restore()
         self._history.waits_for_boundary = True
-        if self._protection is not None:
-            self._protection.watch_from_base()  # what the script has done since init is in every start
+        self._protection.watch_from_base()  # what the script has done since init is in every start
         if self._restored_parts is not None:
             # Rates on the device are given by reference, and the script may change them in their place.
             tree, tensors = self._host.progress()
             self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
 
+    def _boundary(self) -> bool:
+        return self._protection.boundary()
+
+    def _write_again(self) -> None:
+        self._protection.write_again()
+
     def _put_back(self) -> None:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:
             self._host.restore_local(self._restored_parts)
             self._host.restore_progress(self._progress_as_loop_began)
+
+
+def _who(
+    root: Path, model: nn.Module | None, optimizers: list[Optimizer], said_shard: tuple[int, int] | None
+) -> tuple[Identity, Layout | None]:
+    """Return what this rank is of the job, and who holds which shard where the script has not said it."""
+    rank, world_size = agreements.place()
+    layout = None
+    if said_shard is None:
+        layout = agreements.layout_of(rank, world_size, model, optimizers)
+    shard, shards = said_shard or ((layout.shards[rank], layout.count) if layout else (0, 1))
+    identity = Identity(
+        job=directory.job_id(root, rank),
+        fingerprint=host_state.fingerprint(model, optimizers),
+        world_size=world_size,
+        rank=rank,
+        shard=shard,
+        shards=shards,
+        layout="" if layout is None else layout.text,
+        start=directory.start().number,
+    )
+    return identity, layout
 
 
 def _warn(text: str) -> None:
@@ -636,6 +640,20 @@ def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_
             "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
             "mode, where --memory-tier off does not say otherwise."
         )
+
+
+def _risk(job: "Job", layout: Layout | None, save_function: SaveFunction | None) -> str | None:
+    """Return why a rank's state is lost with it, if so: no file, no other host's memory has it."""
+    if layout is None or not layout.alone():
+        return None
+    if job.memory is None:
+        return agreements.without_replicas(layout)
+    if save_function is None:
+        return None
+    return (
+        "The memory tier can't protect a job that has a save function of its own: it keeps what jitckpt's "
+        "own saver saves. Give jitckpt.init model and optimizer in its place."
+    )
 
 
 def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.GivenDescriptors | None:

@@ -33,7 +33,7 @@ from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import Asker
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
-from jitckpt.saves import final_state
+from jitckpt.saves import final_state, starts
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Shared
 from jitckpt.state.module_numbers import ModuleNumbers
@@ -43,6 +43,7 @@ from jitckpt.state.shards import hear_first
 from jitckpt.system.descriptors import GivenDescriptors
 from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
+from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import spare
 from jitckpt.worker.agreements import all_say, job_store, on_several_hosts
@@ -170,6 +171,16 @@ class Protection:
     _awaits_step = False  # or to its next optimizer step
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
+    _base = 0
+    off: str | None = None  # why no state is saved any more
+    _first_step_reported = False
+    _has_named_unexpected = False
+    _buffer_versions = b""  # as the newest step ended
+    _averages: list[int] | None = None  # the same
+    _found: Found | None = None
+    _checker: SelfChecker | None = None
+    _last_check: SelfChecker | None = None  # nothing but its thread may still be at work
+    _beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
 
     def __init__(
@@ -194,27 +205,16 @@ class Protection:
         self._identity = arguments.identity
         self._variables: ScriptVariables | None = variables  # while it looks
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
-        self._base = 0
-        self.off: str | None = None  # why no state is saved any more
         self._looks_at_extra = host.extra is not None  # where it changes
-        self._first_step_reported = self._has_named_unexpected = False
-        self._buffer_versions = b""  # as the newest step ended
-        self._averages: list[int] | None = None  # the same
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
-        self._found: Found | None = None
         descriptor = local_state.create() if given is None else given.state
         slots = max_ahead + KEPT_BESIDE
         self._ring = Ring(descriptor, self._identity, slots, arguments.local_state_limit)
         self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
         self._stream = stream_of(device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
-        self._copies: Asker | None = None
-        if given is not None and given.copies is not None:
-            self._copies = Asker(given.copies, reporter.warn, environment.COPY_PATIENCE.get())
+        self._copies = self._make_asker()
         self._saver = self._make_saver()
-        self._beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
-        self._checker: SelfChecker | None = None
-        self._last_check: SelfChecker | None = None  # nothing but its thread may still be at work
         if arguments.save_function is None:
             self._beside = [*self._make_snapshots(), self._make_periodic_saver()]
             if arguments.model is not None and arguments.self_check != NO_SELF_CHECK:
@@ -228,28 +228,12 @@ class Protection:
             save=self._saver,
         )
         reporter.speaks_through(native)
-        self._profiler: NetworkProfiler | None = None
-        if (
-            self.snapshots is not None
-            and given is not None
-            and given.memory is not None
-            and on_several_hosts()
-        ):
-            self._profiler = NetworkProfiler(native, given.memory, reporter.warn)
-            self._profiler.start()
+        self._profiler = self._make_profiler()
         self._unwatch = parameter_data.watch(self._outside.taken)
         if arguments.model is not None:
             self._module_numbers = ModuleNumbers(host_state.unwrapped(arguments.model))
         self._draws = Draws(arguments.model, lambda: loop.is_used, reporter.warn_on_first)
-        self._hooks = TrainingHooks(
-            self,
-            model=arguments.model,
-            optimizers=arguments.optimizers,
-            scaler=arguments.scaler,
-            on_phase=self._injector(),
-            every_optimizer=True,
-            every_scaler=True,
-        )
+        self._hooks = self._make_hooks()
         self._others = OtherOptimizers(arguments.optimizers, self)
         self._gradients = CarriedGradients(
             lambda error: reporter.warn(f"Nobody sees whether gradients are carried on: {in_words(error)}.")
@@ -257,6 +241,33 @@ class Protection:
         self._register()
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
+
+    def _make_asker(self) -> Asker | None:
+        """Return by whom another host is asked whether it has a copy, if one is to have it."""
+        if self._given is None or self._given.copies is None:
+            return None
+        return Asker(self._given.copies, self._reporter.warn, environment.COPY_PATIENCE.get())
+
+    def _make_profiler(self) -> NetworkProfiler | None:
+        """Return what learns when the network is idle, for copies in memory that go over it."""
+        if self._given is None or self._given.memory is None or self.snapshots is None:
+            return None
+        if not on_several_hosts():
+            return None
+        profiler = NetworkProfiler(self._native, self._given.memory, self._reporter.warn)
+        profiler.start()
+        return profiler
+
+    def _make_hooks(self) -> TrainingHooks:
+        return TrainingHooks(
+            self,
+            model=self._arguments.model,
+            optimizers=self._arguments.optimizers,
+            scaler=self._arguments.scaler,
+            on_phase=self._injector(),
+            every_optimizer=True,
+            every_scaler=True,
+        )
 
     def _make_saver(self) -> Saver:
         return Saver(
@@ -277,6 +288,17 @@ class Protection:
             memory=None if self._given is None else self._given.memory,
             whole=None if self._given is None else self._given.whole,
         )
+
+    def found_in_memory(self) -> OwnShard | None:
+        """Return what the memory tier has for this rank to restore, if there is one."""
+        if self.snapshots is None:
+            return None
+        return self.snapshots.found(self._identity, starts.read(self._arguments.root))
+
+    def restored_from_memory(self, step: int) -> None:
+        """The memory tier's state after `step` was loaded; 0: none of it was."""
+        if self.snapshots is not None:
+            self.snapshots.restored(step)
 
     def nothing_saved(self, is_so: bool) -> None:
         """Whether no step of the job was ever saved whole in files, as all ranks have found."""

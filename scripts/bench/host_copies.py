@@ -25,6 +25,7 @@ from gpt_training import GptTraining
 
 import jitckpt
 from jitckpt.rehearsal.namespaces import namespaces
+from jitckpt.worker.protection import Protection
 
 HOSTS = 2
 LIMIT = 550  # seconds
@@ -42,7 +43,7 @@ def train(rounds: int, steps: int) -> None:
     model, optimizer = training.model, training.optimizer
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
     protection = job._protection
-    assert protection is not None
+    assert isinstance(protection, Protection)
     copies, barrier = protection._copies, protection._barrier
     assert copies is not None
     assert barrier is not None

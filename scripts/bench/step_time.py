@@ -34,6 +34,7 @@ from gpt_training import GptTraining
 
 import jitckpt
 from jitckpt.worker.job import Job
+from jitckpt.worker.protection import Protection
 
 RANKS = 2
 WARM_UP_PAIRS = 5
@@ -51,7 +52,7 @@ class Hooks:
     """Those of a job, to be taken away and put back; counts the time that they take."""
 
     def __init__(self, job: Job) -> None:
-        assert job._protection is not None
+        assert isinstance(job._protection, Protection)
         self.seconds = 0.0  # of this thread's processor time
         self._places: list[tuple[dict[int, Any], int, Callable[..., Any]]] = []
         for handle in job._protection._hooks._handles:

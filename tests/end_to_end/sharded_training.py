@@ -35,6 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 import jitckpt
 from jitckpt.events import read_events
 from jitckpt.tiers import host_memory
+from jitckpt.worker.protection import Protection
 
 PATIENCE = 60.0  # seconds, for a snapshot to be whole everywhere
 STEPS, BATCH, MICROBATCHES, INPUTS, OUTPUTS = 8, 8, 2, 8, 6
@@ -242,7 +243,7 @@ def wait_for_memory(job: jitckpt.Job, start: int, step: int) -> None:
     """Wait for the snapshot of `step`, which is written once the forward pass of the next one has begun."""
     if step == start:
         return
-    assert job._protection is not None
+    assert isinstance(job._protection, Protection)
     assert job._protection.snapshots is not None
     memory = job._protection.snapshots._memory
     until = time.monotonic() + PATIENCE

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from jitckpt.cli import COMMANDS, main
-from jitckpt.cli.run import _secret
+from jitckpt.cli.run_options import _secret
 from jitckpt.device import LIBRARY_DIR
 
 FOLDER = Path(__file__).parent

@@ -17,7 +17,7 @@ from rich.table import Table
 from simulated_job import SimulatedJob
 
 from jitckpt import cli
-from jitckpt.cli import COMMANDS, GROUPS, main, run, steps
+from jitckpt.cli import COMMANDS, GROUPS, main, run_options, steps
 from jitckpt.cli.plan import TIERS
 from jitckpt.cli.tables import show
 from jitckpt.planning.cluster import EXAMPLE
@@ -65,7 +65,7 @@ def test_runs_own_options_come_before_torchruns(capsys: pytest.CaptureFixture[st
 
 
 def test_run_takes_both_kinds_of_options() -> None:
-    parsed = run.run_parser().parse_args(
+    parsed = run_options.run_parser().parse_args(
         ["--nnodes", "2", "--save-deadline", "7", "train.py", "--steps", "3"]
     )
     assert (parsed.nnodes, parsed.save_deadline, parsed.max_restarts) == ("2", 7.0, 3)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jitckpt.cli.run import run_parser
+from jitckpt.cli.run_options import run_parser
 
 
 def refused(capsys: pytest.CaptureFixture[str], *words: str) -> str:

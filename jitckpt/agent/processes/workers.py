@@ -56,7 +56,6 @@ class Worker:
         self.socket.setblocking(False)
         self.copies: socket.socket | None = None
         given = [theirs]
-        files = [open(path, "w") if path else None for path in (stdout, stderr)]  # noqa: SIM115
         self.lifeline = Lifeline()
         numbers = {
             descriptors.AGENT: theirs.fileno(),
@@ -75,20 +74,7 @@ class Worker:
         environment = {**environment, descriptors.PROOF: descriptors.proof(rank, numbers)}
         self._process: subprocess.Popen[bytes] | ForkedProcess
         try:
-            if warm is None:
-                with starting() as note:
-                    self._process = subprocess.Popen(
-                        command,
-                        env={**environment, **{name: str(number) for name, number in numbers.items()}},
-                        pass_fds=tuple(numbers.values()),
-                        stdout=files[0],
-                        stderr=files[1],
-                        start_new_session=True,
-                    )
-                    note(self._process.pid)
-            else:
-                outputs = {str(number): file.fileno() for number, file in enumerate(files, 1) if file}
-                self._process = warm.become(command, environment, numbers | outputs)
+            self._process = _start(command, environment, numbers, (stdout, stderr), warm)
         except OSError:
             self._close_sockets()
             self.lifeline.close()
@@ -97,9 +83,6 @@ class Worker:
         finally:
             for end in given:
                 end.close()
-            for file in files:
-                if file is not None:
-                    file.close()
         self.pid = self._process.pid
         self._is_lost = False
         self._hold()
@@ -281,3 +264,33 @@ class Worker:
         self.socket.close()
         if self.copies is not None:
             self.copies.close()
+
+
+def _start(
+    command: Sequence[str],
+    environment: Mapping[str, str],
+    numbers: Mapping[str, int],
+    outputs: Sequence[str | None],
+    warm: Spare | None,
+) -> "subprocess.Popen[bytes] | ForkedProcess":
+    """Start a worker's command, or have a spare run it.
+
+    numbers: of the descriptors that it gets, by the names under which it finds them. outputs: for stdout and
+    stderr. Raises OSError.
+    """
+    with contextlib.ExitStack() as opened:
+        files = [opened.enter_context(open(path, "w")) if path else None for path in outputs]
+        if warm is not None:
+            named = {str(number): file.fileno() for number, file in enumerate(files, 1) if file}
+            return warm.become(command, environment, {**numbers, **named})
+        with starting() as note:
+            process = subprocess.Popen(
+                command,
+                env={**environment, **{name: str(number) for name, number in numbers.items()}},
+                pass_fds=tuple(numbers.values()),
+                stdout=files[0],
+                stderr=files[1],
+                start_new_session=True,
+            )
+            note(process.pid)
+        return process

@@ -199,54 +199,69 @@ class Agreement:
             case proxy_messages.Held() if one.participant.phase == "stopping":
                 one.participant = one.participant.held()
             case proxy_messages.Stopped() if one.participant.phase == "resting":
-                report = translation.report_of(rank, one.shard, message, one.failure)
-                one.failure = report.failure
-                one.participant = one.participant.stopped(report)
-                kept = range(report.kept_from, report.kept_to + 1)
-                self._note_of_failure(
-                    "rank_stopped",
-                    rank=rank,
-                    recovery=message.recovery[1],
-                    states=sorted({*kept[:1], *kept[-1:]}),
-                    device=report.device,
-                    ended=report.ended,
-                    text=message.error,
-                    seconds=now - one.asked_at,
-                )
+                self._hear_stopped(rank, message, now - one.asked_at)
             case proxy_messages.Ids() if isinstance(one.told, proxy_messages.Restart) and one.ids is None:
-                first, rest = translation.parted(one.participant.orders)
-                one.ids, one.copy = message.ids, message.copy
-                self._without_ids.discard(rank)
-                for order in first:
-                    one.participant = one.participant.did(order)
-                if translation.is_void(rest, message):
-                    one.participant = one.participant.failed()
-                self._note_of_failure(
-                    "server_restarted",
-                    rank=rank,
-                    recovery=message.recovery[1],
-                    stays=bool(message.stays),
-                    copied=sum(copy.bytes for copy in message.copy),
-                    ending=message.ending / MICROSECONDS,
-                    starting=message.starting / MICROSECONDS,
-                    seconds=now - one.asked_at,
-                )
+                self._hear_ids(rank, message, now - one.asked_at)
             case proxy_messages.Done() if isinstance(one.told, proxy_messages.Replay):
-                while one.participant.order is not None:
-                    one.participant = one.participant.did(one.participant.order)
-                one.memory = message.log_bytes, message.image_bytes
-                self._note_of_failure(
-                    "calls_made_again",
-                    rank=rank,
-                    recovery=message.recovery[1],
-                    handles=message.handles / MICROSECONDS,
-                    image=message.image / MICROSECONDS,
-                    communicators=message.communicators / MICROSECONDS,
-                    replay=message.replay / MICROSECONDS,
-                    log_bytes=message.log_bytes,
-                    image_bytes=message.image_bytes,
-                    seconds=now - one.asked_at,
-                )
+                self._hear_done(rank, message, now - one.asked_at)
+
+    def _hear_stopped(self, rank: int, message: proxy_messages.Stopped, seconds: float) -> None:
+        """A rank's device rests: it says what states of its training it has."""
+        one = self._ranks[rank]
+        report = translation.report_of(rank, one.shard, message, one.failure)
+        one.failure = report.failure
+        one.participant = one.participant.stopped(report)
+        kept = range(report.kept_from, report.kept_to + 1)
+        self._note_of_failure(
+            "rank_stopped",
+            rank=rank,
+            recovery=message.recovery[1],
+            states=sorted({*kept[:1], *kept[-1:]}),
+            device=report.device,
+            ended=report.ended,
+            text=message.error,
+            seconds=seconds,
+        )
+
+    def _hear_ids(self, rank: int, message: proxy_messages.Ids, seconds: float) -> None:
+        """A rank's server is ready, a new one or the one it had; with new ids of its communicators."""
+        one = self._ranks[rank]
+        first, rest = translation.parted(one.participant.orders)
+        one.ids, one.copy = message.ids, message.copy
+        self._without_ids.discard(rank)
+        for order in first:
+            one.participant = one.participant.did(order)
+        if translation.is_void(rest, message):
+            one.participant = one.participant.failed()
+        self._note_of_failure(
+            "server_restarted",
+            rank=rank,
+            recovery=message.recovery[1],
+            stays=bool(message.stays),
+            copied=sum(copy.bytes for copy in message.copy),
+            ending=message.ending / MICROSECONDS,
+            starting=message.starting / MICROSECONDS,
+            seconds=seconds,
+        )
+
+    def _hear_done(self, rank: int, message: proxy_messages.Done, seconds: float) -> None:
+        """A rank has made its calls again."""
+        one = self._ranks[rank]
+        while one.participant.order is not None:
+            one.participant = one.participant.did(one.participant.order)
+        one.memory = message.log_bytes, message.image_bytes
+        self._note_of_failure(
+            "calls_made_again",
+            rank=rank,
+            recovery=message.recovery[1],
+            handles=message.handles / MICROSECONDS,
+            image=message.image / MICROSECONDS,
+            communicators=message.communicators / MICROSECONDS,
+            replay=message.replay / MICROSECONDS,
+            log_bytes=message.log_bytes,
+            image_bytes=message.image_bytes,
+            seconds=seconds,
+        )
 
     def _hear_validation(self, rank: int, message: proxy_messages.Validates, now: float) -> None:
         if message.says == proxy_messages.FAILED:

@@ -6,7 +6,7 @@ import pytest
 from descriptions import describe, large
 from test_plan import CRASH, DOWN, LINK
 
-from jitckpt.cli.run import run_parser
+from jitckpt.cli.run_options import run_parser
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.options import command, why_not
 from jitckpt.planning.plan import USUAL_POLICIES, Analysis, compare, recommend
