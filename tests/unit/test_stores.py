@@ -60,19 +60,24 @@ def agent(
     return rendezvous
 
 
-@pytest.fixture(autouse=True)
-def end() -> Iterator[None]:
-    yield
+def close_agents() -> None:
     while AGENTS:
         ended = AGENTS.pop()
         ended.close()
         within(60.0, ended.inner._stop_heartbeats)
 
 
+@pytest.fixture(autouse=True)
+def end() -> Iterator[None]:
+    yield
+    close_agents()
+
+
 @pytest.fixture
 def threads() -> Iterator[ThreadPoolExecutor]:
     with ThreadPoolExecutor() as pool:
         yield pool
+        close_agents()  # one that still waits for others, as a test has failed, would wait for ever
 
 
 @pytest.fixture
