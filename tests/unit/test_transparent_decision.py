@@ -410,6 +410,14 @@ def test_where_all_devices_of_a_shard_are_lost_it_is_named() -> None:
     assert "the state after step 1 of shard 0 any more, held by ranks 0, 1; a further" in decided.reason
 
 
+def test_where_others_have_come_further_the_lost_devices_are_named_nevertheless() -> None:
+    lost = [Report(rank, 0, "lost", 18, 18, 18, 18, 18, host_ended=18) for rank in (0, 2)]
+    well = [Report(rank, 1, "healthy", 18, 18, 19, 18, 19, host_ended=19) for rank in (1, 3)]
+    decided = decide([*lost, *well])
+    assert isinstance(decided, FallBack)
+    assert "the state after step 18 of shard 0 any more, held by ranks 0, 2; a further" in decided.reason
+
+
 def test_a_rank_without_its_own_part_ends_the_job_by_name() -> None:
     bare = without_kept(rank_at(1, "middle", "lost"))
     decided = decide([rank.report() for rank in two(rank_at(1, "middle"), bare)])

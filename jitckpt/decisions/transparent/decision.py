@@ -99,7 +99,7 @@ def _with_one_number(
     reports: Sequence[Report], restorable: bool, servers_stay: bool
 ) -> RecoveryPlan | FallBack:
     """Return the same if all ranks mean the same by the number of a state."""
-    obstacle = ""
+    obstacles: dict[int, str] = {}
     for state in sorted({state for report in reports for state in _own_states(report)}, reverse=True):
         obstacle_here = _obstacle(state, reports) or _misfit(state, reports)
         if not obstacle_here:
@@ -107,7 +107,10 @@ def _with_one_number(
                 return _plan(state, reports, servers_stay)
             except CommunicatorError as error:
                 return _fall_back(reports, restorable, f"the communicators can't be made anew: {error}")
-        obstacle = obstacle or obstacle_here
+        obstacles[state] = obstacle_here
+    # What not even all programs have come to would not have helped.
+    known = [state for state in obstacles if all(report.keeps(state) for report in reports)]
+    obstacle = next((obstacles[state] for state in [*known, *obstacles]), "")
     if not obstacle and all(report.kept_from <= report.kept_to for report in reports):
         obstacle = _obstacle(min(report.kept_to for report in reports), reports)  # no device has any state
     obstacle = _outgrown(reports) or obstacle or "no rank has a whole state (any more, or yet)"
