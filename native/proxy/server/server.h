@@ -89,6 +89,7 @@ class Server {
   // How often it is looked for failures that nothing tells of. Each look wakes a thread up, which costs more
   // than the look itself.
   static constexpr std::chrono::milliseconds look_interval{50};
+  static constexpr std::chrono::seconds longest_way_of_an_order{1};
 
   Control& control() const { return log_.control(); }
   // Whether the call that the reader is at may have been made before, by an earlier server.
@@ -131,6 +132,7 @@ class Server {
   bool is_answered(const Record& record) const;
   bool has_to_wait(const Record& record);
   void watch_collectives();
+  bool is_stopped_soon();
   ncclResult_t state_of_collectives();
   // What has failed, where only another process would help; empty if nothing has.
   std::string failed_device();

@@ -476,6 +476,23 @@ TEST(Ranks, OnlyServersThatMayBeAtFaultAreReplaced) {
   EXPECT_EQ(who_stays("kill"), std::set<int>{1});
 }
 
+// Its device may hold all that is left of a state.
+TEST(Ranks, AServerOutlivesAnotherThatDiesInTheReplay) {
+  Job job(2);
+  int killed = 0;
+  job.coordinator.before_replay = [&killed](int rank, pid_t worker) {
+    if (rank == 0 && killed++ == 0) kill(find_server(worker), SIGKILL);
+    // The other fails to meet it, before anybody has heard of its death.
+    if (rank == 1 && killed == 1) std::this_thread::sleep_for(std::chrono::milliseconds(300));
+  };
+  job.run("Alone.SaysWhoseServerStays", {"PROXY_TEST_FAULT='kill'"});
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_GE(killed, 2);
+  const std::string& said = job.outputs[1].output;
+  EXPECT_EQ(said.find("had succeeded before"), std::string::npos) << said;
+  EXPECT_EQ(said.find("ended with status"), std::string::npos) << said;
+}
+
 TEST(Ranks, ASpareTakesAServersPlaceAndEndsWithItsProgram) {
   Job undisturbed(2), job(2);
   undisturbed.run("Alone.LosesItsServerAndItsSpare");
