@@ -12,6 +12,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from descriptors import held_descriptors
 from launcher import Launcher, python_path
 
 from jitckpt.agent.processes.workers import Worker
@@ -170,13 +171,13 @@ def is_running(pid: int) -> bool:
 
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Starter]:
-    files = set(os.listdir("/proc/self/fd"))
+    files = held_descriptors()
     starter = Starter(tmp_path)
     yield starter
     for job in starter.jobs:
         job.close()
     assert children() == []
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert held_descriptors() == files
 
 
 DIES_WHEN_ALL_ARE_THERE = """

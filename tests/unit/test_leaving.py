@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from descriptors import held_descriptors
 
 from jitckpt.agent.migration.leaving import Departure, _Dumped
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
@@ -232,7 +233,7 @@ def but(message: Checked, **fields: Any) -> dict[str, Any]:
 def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
     capsys: pytest.CaptureFixture[str], said: list[Any], why: str
 ) -> None:
-    open_before = len(os.listdir("/proc/self/fd"))
+    before = held_descriptors()
     waiting = _Waiting.__new__(_Waiting)
     waiting._secret = SECRET
 
@@ -251,7 +252,7 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
     refused = asyncio.run(heard())
     assert why in refused
     assert f"a host's ranks did not come here: {refused}" in capsys.readouterr().err
-    assert len(os.listdir("/proc/self/fd")) == open_before
+    assert held_descriptors() == before
 
 
 def test_what_a_host_knows_of_all_steps_goes_with_its_ranks() -> None:

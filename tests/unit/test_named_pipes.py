@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from descriptors import held_descriptors
 
 from jitckpt import cli
 from jitckpt.decisions.check import InvalidInput
@@ -38,11 +39,11 @@ def pipe(tmp_path: Path) -> Path:
 def test_what_is_no_file_is_not_opened(tmp_path: Path, pipe: Path, flags: int) -> None:
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(tmp_path / "socket"))
-        before = len(os.listdir("/proc/self/fd"))
+        before = held_descriptors()
         for path in (pipe, tmp_path / "socket", tmp_path, Path("/dev/zero")):
             with pytest.raises(regular_file.NoFileError, match="it is no file"):
                 regular_file.open_regular(path, flags)
-        assert len(os.listdir("/proc/self/fd")) == before
+        assert held_descriptors() == before
 
 
 def test_a_file_and_what_leads_to_one_is_opened(tmp_path: Path) -> None:

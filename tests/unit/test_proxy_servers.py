@@ -12,6 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from descriptors import held_descriptors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -199,7 +200,7 @@ def _program(tmp_path: Path) -> None:
 
 
 def test_at_the_close_all_end_and_nothing_is_left(tmp_path: Path) -> None:
-    files = set(os.listdir("/proc/self/fd"))
+    files = held_descriptors()
     host = Host(tmp_path, os.getsid(0))
     client = host.connect()
     started = [host.start(client, "kill -STOP $$") for _ in range(3)]
@@ -208,18 +209,18 @@ def test_at_the_close_all_end_and_nothing_is_left(tmp_path: Path) -> None:
     for answer, pidfd in started:
         assert not Path(f"/proc/{pid_of(answer)}").exists()
         os.close(pidfd)
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert held_descriptors() == files
     assert not any(event == "warning" for event, _, _ in host.events())
 
 
 def test_servers_that_have_ended_cost_nothing_any_more(host: Host) -> None:
     client = host.connect()
-    files = set(os.listdir("/proc/self/fd"))
+    files = held_descriptors()
     for _ in range(5):
         _, pidfd = host.start(client, "exit 3")
         os.close(pidfd)
     host.listen_until(lambda: sum(event == "server_ended" for event, _, _ in host.events()) == 5)
-    assert set(os.listdir("/proc/self/fd")) == files
+    assert held_descriptors() == files
 
 
 def test_who_hangs_up_keeps_its_servers_until_they_end(host: Host) -> None:

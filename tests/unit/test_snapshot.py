@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from descriptors import held_descriptors
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import MoveError, peeked
@@ -63,10 +64,10 @@ def test_what_nobody_has_read_is_looked_at_and_stays(kind: int) -> None:
         if kind == socket.SOCK_SEQPACKET:
             assert peeked(ours) == [b"other"]
             socket.send_fds(theirs, [b"start"], [0])
-            before = len(os.listdir("/proc/self/fd"))
+            before = held_descriptors()
             with pytest.raises(MoveError, match="asking for a server"):
                 peeked(ours)
-            assert len(os.listdir("/proc/self/fd")) == before
+            assert held_descriptors() == before
 
 
 def test_the_files_that_a_process_writes_are_found_with_their_lengths(tmp_path: Path) -> None:

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from descriptors import held_descriptors
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -61,10 +62,6 @@ def one_ready(of: Transfers) -> Ready:
     assert select.select([of.wake], [], [], 60)[0], "nothing has come"
     (ready,) = of.take()
     return ready
-
-
-def files() -> int:
-    return len(os.listdir("/proc/self/fd"))
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -176,7 +173,7 @@ def test_without_room_for_a_file_the_order_fails(
 
 def test_what_is_broken_off_or_over_leaves_nothing(transfers: list[Transfers]) -> None:
     file, copy = copied(b"x" * 9 * PIECE)
-    before = files()
+    before = held_descriptors()
     transfers[0].offer(RECOVERY, copy)
     transfers[1].begin(1, order_of(copy))
     transfers[1].break_off(1)
@@ -188,7 +185,7 @@ def test_what_is_broken_off_or_over_leaves_nothing(transfers: list[Transfers]) -
     transfers[1].end(1)
     os.close(file)
     for _ in range(200):  # what has been cancelled closes its own
-        if files() < before:
+        if held_descriptors() < before:
             return
         select.select([], [], [], 0.05)
     pytest.fail("files are left open")
