@@ -53,6 +53,7 @@ class Hooks:
 
     def __init__(self, job: Job) -> None:
         assert isinstance(job._protection, Protection)
+        self._outside = job._protection._outside
         self.seconds = 0.0  # of this thread's processor time
         self._places: list[tuple[dict[int, Any], int, Callable[..., Any]]] = []
         for handle in job._protection._hooks._handles:
@@ -67,6 +68,8 @@ class Hooks:
     def put_back(self) -> None:
         for hooks, number, hook in self._places:
             hooks[number] = hook
+        # Else steps that no hook has seen are changes outside of the steps, and are looked for from then on.
+        self._outside._look_from_now()
 
     def _timed(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any) -> Any:
