@@ -770,7 +770,12 @@ class Supervisor(threading.Thread):
         assert self._trouble is not None
         if self._job.save_ordered_at is None:
             self._job = replace(self._job, save_ordered_at=time.monotonic())
-        order = protocol.Save(self._save_id, reason=self._trouble, deadline=self._job.save_deadline)
+        order = protocol.Save(
+            self._save_id,
+            reason=self._trouble,
+            deadline=self._job.save_deadline,
+            is_partial=self._job.has_lost_shard(),
+        )
         self._tell_who_saves(ranks)
         for rank in ranks:
             problem = self._workers[rank].send(order) if rank in self._workers else None

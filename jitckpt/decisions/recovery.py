@@ -129,11 +129,15 @@ class KnownJob:
 
         A failure of which nobody knows yet whose it is may be that of a shard's only rank.
         """
+        replicas = Counter(rank.shard for rank in self.ranks if rank.registered)
+        spread = self.interrupted or all(count > 1 for count in replicas.values())
+        return spread and not self.has_lost_shard()
+
+    def has_lost_shard(self) -> bool:
+        """Return whether of some shard no rank is left that could save it, or has."""
         ranks = [rank for rank in self.ranks if rank.registered]
         held = {rank.shard for rank in ranks if rank.save == "ended" or rank.can_save}
-        replicas = Counter(rank.shard for rank in ranks)
-        spread = self.interrupted or all(count > 1 for count in replicas.values())
-        return spread and held >= set(range(max((rank.shards for rank in ranks), default=1)))
+        return not held >= set(range(max((rank.shards for rank in ranks), default=1)))
 
 
 class Outcome(Enum):

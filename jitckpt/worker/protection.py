@@ -172,6 +172,7 @@ class Protection:
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
     _base = 0
+    _nothing_saved_before = False
     off: str | None = None  # why no state is saved any more
     _first_step_reported = False
     _has_named_unexpected = False
@@ -287,6 +288,7 @@ class Protection:
             why_not=self._why_not_call,
             memory=None if self._given is None else self._given.memory,
             whole=None if self._given is None else self._given.whole,
+            nothing_before=self._is_nothing_saved,
         )
 
     def found_in_memory(self) -> OwnShard | None:
@@ -302,9 +304,16 @@ class Protection:
 
     def nothing_saved(self, is_so: bool) -> None:
         """Whether no step of the job was ever saved whole in files, as all ranks have found."""
+        self._nothing_saved_before = is_so
         for one in self._beside:
             if isinstance(one, PeriodicSaver):
                 one.nothing_before = is_so
+
+    def _is_nothing_saved(self) -> bool:
+        """Return whether there is nothing that the job could go back to, and never was."""
+        periodic = all(one.nothing_before for one in self._beside if isinstance(one, PeriodicSaver))
+        in_memory = self.snapshots is not None and self.snapshots.has_been_safe
+        return self._nothing_saved_before and self._base == 0 and periodic and not in_memory
 
     def _make_periodic_saver(self) -> PeriodicSaver:
         return PeriodicSaver(

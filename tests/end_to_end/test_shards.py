@@ -106,6 +106,17 @@ def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undi
     assert all(folders.verify(record) is None for record in found)
 
 
+def test_what_has_no_replica_begins_anew_where_nothing_was_saved_yet(
+    launcher: Launcher, undisturbed: str
+) -> None:
+    """What the others save of the lost rank's step can't be used, and keeps nobody from that."""
+    result = disturbed(launcher, "zero", "rank=2 step=4 phase=forward kind=kill")
+    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    assert "No whole state could be saved" in result.err
+    assert "The job's first save was never finished: Step 3 has no whole save of shard 2." in result.err
+    assert "Nothing older was ever saved, so the job begins anew" in result.err
+
+
 def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launcher, undisturbed: str) -> None:
     """Rank 1 alone reads its shard and finds it damaged; the others learn of that from it."""
     command = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, "zero", "--save-every", "2"]

@@ -606,3 +606,13 @@ def test_a_start_brings_progress_unless_three_before_it_have_failed_alike(
     ends: list[tuple[int, str]], progress: bool
 ) -> None:
     assert brings_no_progress(ends) is not progress
+
+
+def test_a_shard_is_lost_once_no_rank_of_it_can_save_or_has() -> None:
+    of_shards = [registered(rank, shard=rank % 2, shards=2) for rank in range(4)]
+    assert not job(*of_shards).has_lost_shard()
+    dead = replace(of_shards[1], exit_code=-9)
+    assert not job(of_shards[0], dead, *of_shards[2:]).has_lost_shard()
+    assert job(of_shards[0], dead, of_shards[2]).has_lost_shard()
+    saved = replace(dead, save="ended", saved_step=3)
+    assert not job(of_shards[0], saved, of_shards[2]).has_lost_shard()

@@ -20,7 +20,7 @@ from jitckpt.errors import SaveError
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
-from jitckpt.saves import layout
+from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import HostState
@@ -192,6 +192,8 @@ class Alone:
         restored: int = 0,
         device: Device | None = None,
         deadline: float = 0.0,
+        is_partial: bool = False,
+        nothing_before: bool = False,
     ) -> int:
         """Return what the library is told. restored: the step that the job went on from."""
         host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
@@ -212,9 +214,11 @@ class Alone:
             staging=Staging(1),
             report=self.said.append,
             keep=1,
+            nothing_before=lambda: nothing_before,
         )
         asked.restored(restored, self.root)
-        return asked(protocol.encode(protocol.Save(saver.BY_THE_LIBRARY, reason="agent", deadline=deadline)))
+        order = protocol.Save(saver.BY_THE_LIBRARY, "agent", deadline, is_partial)
+        return asked(protocol.encode(order))
 
     def own_states(self) -> list[str]:
         return sorted(path.parent.name for path in self.root.glob("*/local-*"))
@@ -238,6 +242,17 @@ def test_without_an_agent_all_own_states_are_written(alone: Alone) -> None:
     """Other ranks may save several steps later than this one: their devices had that much before them."""
     assert alone.save(IN_BACKWARD, restored=STEP) == 0, alone.said
     assert alone.own_states() == ALL_STEPS
+
+
+@pytest.mark.parametrize("is_partial", [False, True])
+@pytest.mark.parametrize("nothing_before", [False, True])
+def test_a_save_says_whether_it_is_a_part_of_what_was_never_whole(
+    alone: Alone, is_partial: bool, nothing_before: bool
+) -> None:
+    assert alone.save(IN_BACKWARD, is_partial=is_partial, nothing_before=nothing_before) == 0, alone.said
+    (record,) = (one for one in folders.find(alone.root) if one.kind == "rank")
+    assert record.metadata is not None
+    assert record.metadata.nothing_before == (is_partial and nothing_before)
 
 
 def test_without_an_agent_own_states_are_written_even_if_the_save_fails(alone: Alone) -> None:

@@ -100,13 +100,15 @@ class Saver:
         why_not: Callable[[int], str | None] = lambda step: None,
         memory: int | None = None,
         whole: int | None = None,
+        nothing_before: Callable[[], bool] = lambda: False,
     ) -> None:
         """why_not: tells why a save function can't be called for the state after a step, if so.
 
+        nothing_before: whether no step of the job was ever saved whole.
         memory: the memory tier's of this rank. whole: as for own_shard.read, until a minibatch is done.
         """
         self._memory, self._whole = memory, whole
-        self._why_not = why_not
+        self._why_not, self._nothing_before = why_not, nothing_before
         self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
@@ -259,7 +261,9 @@ class Saver:
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         identity = as_it_is(self._identity, self._host)
-        with SaveFolder(self._root, identity, step, "rank", saver) as folder:
+        # Of a whole save it is not said: if a part of that is lost later, that is no reason to begin anew.
+        is_first = order.is_partial and self._nothing_before()
+        with SaveFolder(self._root, identity, step, "rank", saver, nothing_before=is_first) as folder:
             if self._save_function is None:
                 tensors |= snapshot.shared.tensors() | {**copies}
             else:

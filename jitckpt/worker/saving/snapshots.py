@@ -181,6 +181,11 @@ class Snapshots(BesideTraining):
         host_memory.put_word(self._memory, READY, 1)
 
     @property
+    def has_been_safe(self) -> bool:
+        """Whether a step of this start was whole on all hosts."""
+        return host_memory.word(self._memory, SAFE) > 0
+
+    @property
     def _off(self) -> bool:
         """Whether no snapshot of this start is of use any more: this rank has ended them, or the agent."""
         return bool(host_memory.word(self._memory, OFF))
