@@ -266,14 +266,13 @@ class Agent(LocalElasticAgent):
             own = {worker.global_rank for worker in self._worker_group.workers}
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
-            if (
-                self._hosts is not None
-                and self._settings.memory is not None
-                and self._settings.memory.sharded
-            ):
-                found = self._memory.collect(self._hosts, step)
-                of_lost, nowhere = of_lost | (nowhere & found), nowhere - found
-            self._memory.write_saves(Path(self._directory()), own | of_lost, step, nowhere, by)
+            directory = Path(self._directory())
+            if self._hosts is not None and self._memory.wanted.sharded:
+                found, nowhere = self._memory.collect(self._hosts, step, nowhere)
+                of_lost |= found
+            elif self._hosts is not None and nowhere and self._memory.may_spread:
+                nowhere = self._memory.write_parts(self._hosts, step, nowhere, directory)
+            self._memory.write_saves(directory, own | of_lost, step, nowhere, by)
 
     def _tell_what_goes(self) -> None:
         """The job goes on without this host, and what that has in memory ends here."""

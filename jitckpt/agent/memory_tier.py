@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import replace
 from functools import partial
 from itertools import chain
@@ -249,28 +249,86 @@ class MemoryTier:
             for rank in hosts.all[owner].ranks
         )
 
-    def collect(self, hosts: Hosts, step: int) -> set[int]:
+    def collect(self, hosts: Hosts, step: int, ranks: Collection[int]) -> tuple[set[int], set[int]]:
         """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.
 
-        Returns the ranks of lost hosts whose parts are here now, and of these for this host to write.
+        Returns, of these ranks of lost hosts, those whose parts are here now, for this host to write, and
+        those of which it is to say that nobody has them.
         """
-        there = [host for host in range(len(hosts.all)) if host not in hosts.lost]
-        tiers = {host: PeerParity(hosts, host) for host in there if host != hosts.index}
+        tiers = self._tiers(hosts)
         held, parities, parts = self._what_all_have(hosts, tiers)
         failed: list[Piece] = []
-        self._get(
-            hosts, tiers, held, partial(decide, hosts, held, failed, parities, step, parts=parts), failed
+        decided = partial(decide, hosts, held, failed, parities, step, parts=parts)
+        self._get(hosts, tiers, held, decided, failed)
+        self._has_collected(hosts, tiers)
+        if min(tiers, default=hosts.index) < hosts.index:
+            return set(), set()  # for the first host to do
+        found = {one.rank for one in self.memory.has() if one.step == step and one.rank in ranks}
+        return found, set(ranks) - found
+
+    def write_parts(self, hosts: Hosts, step: int, ranks: Collection[int], directory: Path) -> set[int]:
+        """The job ends: write what lies in parts of these ranks of lost hosts to files, on the first host.
+
+        Returns those of which this host is to say that nobody has them.
+        """
+        tiers = self._tiers(hosts)
+        left: set[int] = set()
+        if min(tiers, default=hosts.index) > hosts.index:
+            left = set(ranks)
+            held, parities, parts = self._what_all_have(hosts, tiers)
+            failed: list[Piece] = []
+            tried = -1
+            while (
+                len(failed) > tried
+                and (plan := decide(hosts, held, failed, parities, step, parts=parts)) is not None
+            ):
+                tried = len(failed)
+                wanted = [plan.sources[rank] for rank in sorted(left)] if plan.step == step else []
+                for source in (one for one in wanted if one.kind == Kind.PARTS):
+                    try:
+                        self._write_of_parts(hosts, source, directory)
+                    except PieceLost as error:
+                        failed.append(error.piece)
+                        self._warn(f"a part of rank {source.rank}'s state is passed over: {error}")
+                    except (SaveError, OSError) as error:
+                        self._warn(
+                            f"rank {source.rank}'s state, which is in parts, can't be written: {error}"
+                        )
+                    else:
+                        left.discard(source.rank)
+        self._has_collected(hosts, tiers)
+        return left
+
+    def _write_of_parts(self, hosts: Hosts, source: Source, directory: Path) -> None:
+        """Put a state together, in memory that the ranks of this host need no more, and write it to files."""
+        if (free := int(free_memory() * FREE_PART)) < source.bytes:
+            raise SaveError(f"{source.bytes} bytes of memory would be needed for it, and {free} are free.")
+        begun = time.monotonic()
+        timeline, peer_of = _within_job(source.timeline), partial(PeerParts, hosts)
+        with closing(HostMemory()) as memory:
+            self.spare.bring(source, timeline, hosts.index, peer_of, memory)
+            size = own_shard.write_whole(
+                memory.shard(source.rank, source.step, timeline), directory, self._log.start, "memory"
+            )
+        self._log.write("memory_written", step=source.step, bytes=size, seconds=time.monotonic() - begun)
+        say(
+            f"the state of rank {source.rank} after step {source.step}, which was in parts on several hosts, "
+            f"lies in {directory} now: {show_size(size)}."
         )
+
+    def _tiers(self, hosts: Hosts) -> dict[int, PeerParity]:
+        """Return the memory of all other hosts that are there."""
+        others = (host for host in range(len(hosts.all)) if host not in {*hosts.lost, hosts.index})
+        return {host: PeerParity(hosts, host) for host in others}
+
+    def _has_collected(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> None:
+        """Wait until the other hosts, too, have what they may need of here."""
         self._collected = True
         until = time.monotonic() + COLLECT_SECONDS
-        for host, tier in tiers.items():  # which may need what is here
+        for host, tier in tiers.items():
             with suppress(LinkError, SaveError):  # it has ended
                 while host not in hosts.lost and time.monotonic() < until and not tier.collected():
                     time.sleep(LOOK_SECONDS)
-        if min(there) != hosts.index:
-            return set()
-        of_lost = {rank for host in hosts.lost for rank in hosts.all[host].ranks}
-        return {one.rank for one in self.memory.has() if one.step == step and one.rank in of_lost}
 
     def _least(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> int:
         """Return the oldest step that a host, of those that are not lost, has got what it needs of."""

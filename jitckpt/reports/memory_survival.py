@@ -52,26 +52,34 @@ def survival_in_memory(jobs: Sequence[Sequence[Event]]) -> MemorySurvival | None
     losses = sum(event["cause"] == "host" for event in lost)
     between = hosts * seconds / (losses or MOST_WHERE_NONE)
     host = Weibull.of_mean(between)
-    kept_by = [one["kept_by"] for one in newest["hosts"]]
+    kept_by = [by for one in newest["hosts"] for by in needed(one["kept_by"], one.get("in_parts_on", ()))]
     groups = newest.get("parity_groups", [])
-    chances = {name: chance(host, kept_by, groups, span) for name, span in SPANS.items()}
+    chances = {name: chance(host, hosts, kept_by, groups, span) for name, span in SPANS.items()}
     return MemorySurvival(hosts, losses, hosts * seconds, between, losses == 0, chances)
+
+
+def needed(kept_by: Collection[int], in_parts_on: Collection[int]) -> list[Collection[int]]:
+    """Return sets of hosts, of each of which one has to be there for a state to be.
+
+    kept_by: each of these has all of it. in_parts_on: these have it all together, if there are any.
+    """
+    return [{*kept_by, part} for part in in_parts_on] or [kept_by]
 
 
 def chance(
     host: Weibull,
+    hosts: int,
     kept_by: Sequence[Collection[int]],
     parity_groups: Sequence[Collection[int]],
     seconds: float,
 ) -> float:
     """Return how likely all is still there after so many seconds, with no host replaced.
 
-    kept_by: for each host, those that have copies of what its ranks hold. parity_groups: where hosts keep
+    kept_by: sets of hosts, of each of which one is needed (`needed`). parity_groups: where hosts keep
     parity in the place of copies, the groups, each of which may lose one host.
     """
     if parity_groups:
         return math.prod(group_survival(host, len(group), 1, seconds) for group in parity_groups)
-    hosts = len(kept_by)
     holders = [[one for one in those if one < hosts] for those in kept_by]  # others have left the job
     if not all(holders):
         return 0.0

@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import torch
+
 from jitckpt.errors import SaveError
 from jitckpt.saves import layout
 from jitckpt.saves.folders import SavedState, SaveFolder, SaveRecord
@@ -9,7 +11,8 @@ from jitckpt.saves.layout import Identity, Metadata
 from jitckpt.saves.selection import Choice, misfit
 from jitckpt.saves.starts import Starts
 from jitckpt.tiers import assembly, host_memory
-from jitckpt.tiers.shard import Index
+from jitckpt.tiers.shard import Index, parse_index, state_of
+from jitckpt.tiers.tier import Shard
 
 PATH = Path("memory of this host")  # what is said in the place of a folder
 
@@ -91,7 +94,21 @@ def write_save(
     if it is not whole in memory, or can't be written.
     """
     index, state = read(descriptor, step, whole)
-    with SaveFolder(root, index.identity, step, "rank", "builtin", by=by, start=start) as folder:
+    return _write(root, index, state, start, by)
+
+
+def write_whole(one: Shard, root: Path, start: int, by: str) -> int:
+    """Do the same with a shard in memory that has just come, and was checked; return the bytes.
+
+    They are written from there.
+    """
+    index = parse_index(one.index, one.seal)
+    data = torch.frombuffer(memoryview(one.window), dtype=torch.uint8) if one.window.size else torch.empty(0)
+    return _write(root, index, state_of(index, data), start, by)[1]
+
+
+def _write(root: Path, index: Index, state: SavedState, start: int, by: str) -> tuple[Path, int]:
+    with SaveFolder(root, index.identity, index.step, "rank", "builtin", by=by, start=start) as folder:
         folder.add_tensors(layout.TENSORS_FILE, state.tensors)
         folder.add_json(layout.STATE_FILE, state.document)
         return folder.commit()

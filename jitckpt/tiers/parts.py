@@ -95,10 +95,11 @@ def put_together(slot: int, of: ShardPart, pieces: Sequence[ReadPart], into: Tak
         def read(piece: ReadPart) -> None:
             first, end = piece.wanted.start, piece.wanted.stop
             try:
-                piece.read(window.part(first, end - first), digests[first:end])
+                with chunks.of(index, first=first):
+                    piece.read(window.part(first, end - first), digests[first:end])
             except (SaveError, LinkError) as error:
                 raise PieceLost(piece.source, error) from error
 
-        with chunks.of(index), ThreadPoolExecutor(len(pieces), "jitckpt-memory-parts") as pool:
+        with ThreadPoolExecutor(len(pieces), "jitckpt-memory-parts") as pool:
             list(pool.map(read, pieces))
     return seal.size

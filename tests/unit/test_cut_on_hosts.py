@@ -109,8 +109,9 @@ def test_hosts_that_end_wait_until_all_have_what_they_write(agents: Replicas) ->
     agents.make(4)
     memory_lost(agents, 3)
     with ThreadPoolExecutor(HOSTS) as pool:
-        found = list(pool.map(lambda one, met: one.collect(met, 4), agents.tiers, agents.hosts))
-    assert found == [set()] * HOSTS, "no host is lost"
+        every = zip(agents.tiers, agents.hosts, strict=True)
+        found = list(pool.map(lambda of: of[0].collect(of[1], 4, ()), every))
+    assert found == [(set(), set())] * HOSTS, "no host is lost"
     agents.check(4)
 
 

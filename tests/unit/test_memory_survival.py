@@ -17,7 +17,7 @@ from jitckpt.events import FILE_NAME
 from jitckpt.planning.survival import Weibull
 from jitckpt.planning.units import DAY_SECONDS, HOUR_SECONDS
 from jitckpt.reports import memory_survival
-from jitckpt.reports.memory_survival import chance, survival_in_memory
+from jitckpt.reports.memory_survival import chance, needed, survival_in_memory
 
 Placement = list[set[int]]
 
@@ -44,7 +44,38 @@ def test_copies_are_counted_as_all_sets_of_lost_hosts_are(kept_by: Placement, sp
     host = Weibull.of_mean(1000.0)
     seconds = 1000.0 * spans
     counted = by_all_sets(host, len(kept_by), seconds, lambda lost: all(by - lost for by in kept_by))
-    assert chance(host, kept_by, [], seconds) == pytest.approx(counted, rel=1e-9, abs=1e-12)
+    assert chance(host, len(kept_by), kept_by, [], seconds) == pytest.approx(counted, rel=1e-9, abs=1e-12)
+
+
+@given(placements(), st.data())
+def test_what_is_in_parts_survives_as_long_as_all_of_its_parts_do(
+    kept_by: Placement, data: st.DataObject
+) -> None:
+    host = Weibull.of_mean(1000.0)
+    hosts = len(kept_by)
+    parts = [data.draw(st.sets(st.integers(0, hosts - 1))) - by for by in kept_by]
+    sets = [one for by, part in zip(kept_by, parts, strict=True) for one in needed(by, part)]
+
+    def is_there(lost: set[int]) -> bool:
+        return all(by - lost or (part and not part & lost) for by, part in zip(kept_by, parts, strict=True))
+
+    counted = by_all_sets(host, hosts, 300.0, is_there)
+    assert chance(host, hosts, sets, [], 300.0) == pytest.approx(counted, rel=1e-9, abs=1e-12)
+
+
+def test_the_events_tell_what_is_in_parts() -> None:
+    events = Events(3, 30.0)
+    told = events.jobs[0][1]["hosts"]
+    for one in told:
+        one["kept_by"] = [one["ranks"][0]]
+    alone = survival_in_memory(events.jobs)
+    told[0]["in_parts_on"] = [1, 2]
+    spread = survival_in_memory(events.jobs)
+    assert alone is not None
+    assert spread is not None
+    assert alone.chances["day"] < spread.chances["day"]
+    alive = math.exp(-DAY_SECONDS / spread.between_losses)
+    assert spread.chances["day"] == pytest.approx(alive**2), "without the first host, but with both others"
 
 
 @pytest.mark.parametrize("groups", [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5, 6]]])
@@ -56,11 +87,11 @@ def test_of_parity_each_group_may_lose_one(groups: Sequence[Collection[int]]) ->
         return all(len(lost & set(group)) <= 1 for group in groups)
 
     counted = by_all_sets(host, hosts, 300.0, is_there)
-    assert chance(host, [range(hosts)] * hosts, groups, 300.0) == pytest.approx(counted)
+    assert chance(host, hosts, [range(hosts)] * hosts, groups, 300.0) == pytest.approx(counted)
 
 
 def test_a_state_that_no_host_of_the_job_has_does_not_survive() -> None:
-    assert chance(Weibull.of_mean(1000.0), [[0, 1], [9]], [], 1.0) == 0.0
+    assert chance(Weibull.of_mean(1000.0), 2, [[0, 1], [9]], [], 1.0) == 0.0
 
 
 class Events:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,10 +11,15 @@ from test_host_memory import made
 from test_protection import Agents, until
 
 from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.protection import MemoryProtection
 from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.encoding import tensor_file
 from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
-from jitckpt.saves.layout import Identity
+from jitckpt.saves import folders
+from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.layout import TENSORS_FILE, Identity
 from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import READY
 from jitckpt.tiers.part_peers import PeerParts
@@ -194,3 +200,50 @@ def test_a_part_that_can_not_be_sent_costs_that_step_its_copy_alone(
     assert agents.protections[0].step_that_stays([0]) is None
     agents.make(3)
     assert agents.protections[0].step_that_stays([0]) == 3
+
+
+def end_without_the_first_host(agents: UnequalAgents, step: int, directory: Path) -> list[SaveRecord]:
+    """The job ends since nobody comes in its place; return what the others have written."""
+    agents.protections.pop(0).stop()
+    agents.hosts.pop(0).close()
+    until(lambda: agents.look() or all(0 in met.lost for met in agents.hosts))
+    folders.open_directory(directory, "job")
+
+    def end(met: Hosts, protection: MemoryProtection, tier: MemoryTier) -> None:
+        here, nowhere = protection.ranks_of([0])
+        assert (here, nowhere) == (set(), {0}), "no host has it as a whole"
+        nobody = tier.write_parts(met, step, nowhere, directory)
+        tier.write_saves(directory, {met.index} | here, step, nobody, f"memory{met.index}")
+
+    with ThreadPoolExecutor(HOSTS) as pool:
+        list(pool.map(end, agents.hosts, agents.protections, agents.tiers[1:]))
+    found = folders.find(directory)
+    assert not any(map(folders.verify, found))
+    return found
+
+
+def test_where_the_job_ends_without_a_host_what_is_in_parts_is_written_as_a_save(
+    agents: UnequalAgents, tmp_path: Path, said: list[str]
+) -> None:
+    agents.make(1)
+    found = end_without_the_first_host(agents, 1, tmp_path / "ckpt")
+    assert [one.rank for one in found] == [0, 1, 2, 3]
+    of_lost = tensor_file.read(found[0].path / TENSORS_FILE)
+    assert of_lost["big"].numpy().tobytes() == DATA
+    assert sum("the state of rank 0 after step 1, which was in parts" in text for text in said) == 1
+    assert sum("the same command goes on from there" in text for text in said) == 3
+
+
+def test_where_a_part_is_damaged_as_the_job_ends_one_host_says_that_nobody_has_it(
+    agents: UnequalAgents, tmp_path: Path, said: list[str]
+) -> None:
+    agents.make(1)
+    host = next(host for host in range(1, HOSTS) if agents.parts(host))
+    (descriptor,) = agents.tiers[host].spare.descriptors.values()
+    (slot,) = (slot for slot, _ in host_memory.found(descriptor))
+    place = host_memory.data_place(slot)
+    os.pwrite(descriptor, bytes([os.pread(descriptor, 1, place)[0] ^ 1]), place)
+    found = end_without_the_first_host(agents, 1, tmp_path / "ckpt")
+    assert [one.rank for one in found] == [1, 2, 3]
+    assert sum("of rank 0, whose host is lost, no other has a copy" in text for text in said) == 1
+    assert any("a part of rank 0's state is passed over" in text for text in said)
