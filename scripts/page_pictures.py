@@ -93,8 +93,11 @@ def in_memory(folder: Path) -> None:
     made = SimulatedJob(folder, ranks=128, shards=128, started=time.time() - 60.0)
     made.begin()
     made.at = 59
-    made.progress(50)
+    states = {str(rank): "snap" if rank // 8 % 3 == 1 else "completed" for rank in range(128)}
+    made.progress(51, memory_states=states)
     made.keep_in_memory(50)
+    made.write("memory_state", state="unhealthy", ranks=[19], step=50)
+    made.write("memory_state", state="offline", ranks=list(range(56, 64)), step=50)
 
 
 def take_placement(browser: Any, file: Path) -> None:

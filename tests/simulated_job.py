@@ -71,8 +71,14 @@ class SimulatedJob:
         for first in range(0, self.ranks, self.shards):
             yield {"event": "group", "name": "tensor", "ranks": list(range(first, first + self.shards))}
 
-    def keep_in_memory(self, step: int, ranks_of_a_host: int = 8, copies: int = 2) -> None:
-        """Let the memory tier have a step of all ranks, on groups of hosts."""
+    def keep_in_memory(
+        self,
+        step: int,
+        ranks_of_a_host: int = 8,
+        copies: int = 2,
+        in_parts: Mapping[int, list[int]] | None = None,
+    ) -> None:
+        """Let the memory tier have a step of all ranks, on groups of hosts; in_parts: of these on others."""
         count = self.ranks // ranks_of_a_host
         hosts = [
             {
@@ -83,6 +89,7 @@ class SimulatedJob:
                     *(one for one in range(host - host % copies, count)[:copies] if one != host),
                 ],
             }
+            | ({"kept_by": [host], "in_parts_on": in_parts[host]} if in_parts and host in in_parts else {})
             for host in range(count)
         ]
         self.write("memory_safe", step=step, bytes=1 << 30, waited=0.1)

@@ -43,7 +43,13 @@ def from_document(document: Mapping[str, Any]) -> tuple[Present | None, float | 
         fields["suspects"] = tuple(Suspect(**one) for one in job["suspects"])
         fields["hang_reports"] = tuple(HangReport(**one) for one in job["hang_reports"])
         fields["memory_hosts"] = tuple(
-            MemoryHost(one["host"], tuple(one["ranks"]), tuple(one["kept_by"])) for one in job["memory_hosts"]
+            MemoryHost(
+                one["host"],
+                tuple(one["ranks"]),
+                tuple(one["kept_by"]),
+                tuple(one.get("in_parts_on", ())),
+            )
+            for one in job["memory_hosts"]
         )
         fields["segments"] = tuple((str(what), begin, end) for what, begin, end in job["segments"])
         fields["warnings"] = tuple(job["warnings"])

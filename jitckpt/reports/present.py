@@ -152,11 +152,15 @@ class Suspect:
 
 @dataclass(frozen=True)
 class MemoryHost:
-    """A host of the memory tier. kept_by: the hosts, by place in the list, that have its ranks' state."""
+    """A host of the memory tier. kept_by: the hosts, by place in the list, that have its ranks' state.
+
+    in_parts_on: those that have it all together, where no other has all of it.
+    """
 
     host: str
     ranks: tuple[int, ...]
     kept_by: tuple[int, ...]
+    in_parts_on: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -694,7 +698,10 @@ class JobModel:
                 MemoryHost(
                     str(one["host"]),
                     tuple(int(rank) for rank in one["ranks"]),
-                    tuple(int(host) for host in one["kept_by"] if 0 <= int(host) < len(hosts)),
+                    *(
+                        tuple(int(host) for host in by if 0 <= int(host) < len(hosts))
+                        for by in (one["kept_by"], one.get("in_parts_on", ()))
+                    ),
                 )
                 for one in hosts
             )

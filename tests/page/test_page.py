@@ -149,14 +149,39 @@ def test_the_memory_tiers_placement_is_a_picture(chromium: Any, serve: Serve, tm
     assert page.is_hidden("#memory")
     job.keep_in_memory(20, ranks_of_a_host=4)
     page.wait_for_selector("#memory svg")
-    titles = page.locator("#memory title").all_text_contents()
+    titles = page.locator("#memory svg > g > title").all_text_contents()
     assert titles[2] == "host 2 (10.0.0.3) has ranks 8, 9, 10, 11, and keeps the state of hosts 2, 3"
     assert page.locator("#memory .keeps").count() == 0
     page.click("#ranks button[data-rank='5']")
-    framed = page.locator("#memory g:has(.keeps) title").all_text_contents()
+    framed = page.locator("#memory g:has(.keeps) > title").all_text_contents()
     assert [one.split(" (")[0] for one in framed] == ["host 0", "host 1"]
     job.write("warning", text="the memory tier protects this job no more: a host is lost")
     page.wait_for_selector("#memory", state="hidden")
+    assert reader.complaints == []
+
+
+def test_the_memory_tiers_states_are_marks(chromium: Any, serve: Serve, tmp_path: Path) -> None:
+    """How far each rank's snapshots are is seen at its host, and counted below."""
+    job = SimulatedJob(tmp_path, ranks=8, shards=8, started=time.time() - 40)
+    job.begin()
+    reader = Reader(chromium, serve(tmp_path), DESKTOP, "dark")
+    page = reader.page
+    job.keep_in_memory(20, ranks_of_a_host=2, in_parts={3: [0, 1]})
+    job.progress(21, memory_states={"0": "completed", "1": "snap", "2": "snap"})
+    page.wait_for_selector("#memory .snap")
+    assert page.locator("#memory svg g.snap title").first.text_content() == (
+        "rank 1: snap; a snapshot is on its way to memory"
+    )
+    assert page.locator("#memory .marks span").all_text_contents() == [
+        "= 1 completed",
+        "~ 2 snap",
+        "# 5 healthy",
+    ]
+    assert page.locator("#memory rect.part").count() == 2, "two hosts have a part of the last one's state"
+    assert "broken, a part of it" in page.text_content("#memory")
+    job.write("memory_state", state="offline", ranks=[6, 7], step=20)
+    page.wait_for_selector("#memory svg g.offline")
+    assert page.locator("#memory .marks .offline").text_content() == "X 2 offline (ranks 6, 7)"
     assert reader.complaints == []
 
 

@@ -235,6 +235,8 @@ def test_the_memory_tier_protects_what_has_no_replica() -> None:
     hosts = [{"host": "a", "ranks": [0], "kept_by": [0, 1]}, {"host": "b", "ranks": [1], "kept_by": [1, 9]}]
     events.append(event("memory_placement", 5, hosts=hosts))
     assert after(events).memory_hosts == (MemoryHost("a", (0,), (0, 1)), MemoryHost("b", (1,), (1,)))
+    hosts[1]["in_parts_on"] = [0, 7]
+    assert after(events).memory_hosts[1] == MemoryHost("b", (1,), (1,), (0,))
     events.append(event("memory_state", 5, state="healthy", ranks=[0, 1], step=4))
     off = event("warning", 6, text="the memory tier protects this job no more: a host is lost")
     assert MEMORY_IS_OFF in Path(str(protection.__file__)).read_text(), "the agent says so"

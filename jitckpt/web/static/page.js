@@ -288,9 +288,17 @@ function showProtection() {
     one.protected || job.memory_step !== null ? "kept" : "bare")));
 }
 
-// The memory tier: a box a host, with a square for each host whose ranks' state its memory has.
+// The memory tier: a box a host, with a square for each host whose ranks' state its memory has, and below these
+// a mark for each of its ranks: how far its snapshots are. The order is that of the legend.
 
-const HOST = { width: 172, height: 58, gap: 8, square: 17, most: 6 };
+const HOST = { width: 172, height: 78, gap: 8, square: 17, most: 6, mark: 14, marks: 9 };
+const IN_MEMORY = {
+  completed: ["=", "the newest snapshot is whole on all hosts that are to have it"],
+  snap: ["~", "a snapshot is on its way to memory"],
+  healthy: ["#", "memory has a step of it"],
+  unhealthy: ["!", "its program has failed; its host's memory still has its snapshots"],
+  offline: ["X", "its host is lost, with what that had in memory"],
+};
 
 function showMemory() {
   const hosts = job.memory_step === null ? [] : job.memory_hosts;
@@ -298,11 +306,12 @@ function showMemory() {
   box.hidden = !hosts.length;
   const width = Math.max(280, box.clientWidth);
   const owner = hosts.findIndex((one) => one.ranks.includes(chosen));
-  const told = JSON.stringify([hosts, owner, width]);
+  const states = new Map(job.ranks.filter((one) => one.memory_state in IN_MEMORY).map((one) => [one.rank, one.memory_state]));
+  const told = JSON.stringify([hosts, owner, width, [...states]]);
   if (box.dataset.told === told) return;
   box.dataset.told = told;
   const keeps = hosts.map(() => []);
-  hosts.forEach((one, host) => one.kept_by.forEach((by) => keeps[by].push(host)));
+  hosts.forEach((one, host) => [...one.kept_by, ...one.in_parts_on].forEach((by) => keeps[by].push(host)));
   const across = Math.max(1, Math.floor((width + HOST.gap) / (HOST.width + HOST.gap)));
   const height = Math.ceil(hosts.length / across) * (HOST.height + HOST.gap);
   const fewest = Math.min(...hosts.map((one) => one.kept_by.length));
@@ -311,7 +320,7 @@ function showMemory() {
   hosts.forEach((one, host) => {
     const group = drawn("g", { transform:
       `translate(${(host % across) * (HOST.width + HOST.gap)} ${Math.floor(host / across) * (HOST.height + HOST.gap)})` });
-    const theirs = owner >= 0 && hosts[owner].kept_by.includes(host);
+    const theirs = owner >= 0 && (hosts[owner].kept_by.includes(host) || hosts[owner].in_parts_on.includes(host));
     group.append(drawn("title", {}, `${one.host} has ranks ${few(one.ranks)}, and keeps the state of hosts ${few(keeps[host])}`));
     group.append(drawn("rect", { x: 1.5, y: 1.5, width: HOST.width - 3, height: HOST.height - 3, rx: 6, class: theirs ? "host keeps" : "host" }));
     group.append(drawn("text", { x: 8, y: 16 }, `host ${host}`));
@@ -320,18 +329,41 @@ function showMemory() {
     const shown = keeps[host].slice(0, HOST.most);
     shown.forEach((each, place) => {
       const x = 8 + place * (HOST.square + 4);
-      const className = each === host ? "own" : "other";
+      const className = each === host ? "own" : hosts[each].in_parts_on.includes(host) ? "other part" : "other";
       group.append(drawn("rect", { x, y: 28, width: HOST.square, height: HOST.square, rx: 3, class: className }));
       group.append(drawn("text", { x: x + HOST.square / 2, y: 40.5, "text-anchor": "middle", class: className }, String(each)));
     });
     if (keeps[host].length > shown.length) {
       group.append(drawn("text", { x: HOST.width - 8, y: 40.5, "text-anchor": "end" }, `+${keeps[host].length - shown.length}`));
     }
+    const marked = one.ranks.filter((rank) => states.has(rank));
+    marked.slice(0, HOST.marks).forEach((rank, place) => {
+      const state = states.get(rank);
+      const x = 8 + place * (HOST.mark + 2);
+      const mark = drawn("g", { class: state });
+      mark.append(drawn("title", {}, `rank ${rank}: ${state}; ${IN_MEMORY[state][1]}`));
+      mark.append(drawn("rect", { x, y: 54, width: HOST.mark, height: HOST.mark, rx: HOST.mark / 2 }));
+      mark.append(drawn("text", { x: x + HOST.mark / 2, y: 65, "text-anchor": "middle" }, IN_MEMORY[state][0]));
+      group.append(mark);
+    });
+    if (marked.length > HOST.marks) {
+      group.append(drawn("text", { x: HOST.width - 4, y: 65, "text-anchor": "end" }, `+${marked.length - HOST.marks}`));
+    }
     svg.append(group);
   });
-  const legend = make("p", "A box is a host's memory; a square is the state of the ranks of the host with that number: filled, its own."
+  const counts = make("p", undefined, "marks");
+  counts.append(...Object.keys(IN_MEMORY).map((state) => [state, [...states].filter(([, one]) => one === state).map(([rank]) => rank)])
+    .filter(([, ranks]) => ranks.length).map(([state, ranks]) => {
+      const of = ["unhealthy", "offline"].includes(state) ? ` (${ranks.length === 1 ? "rank" : "ranks"} ${few(ranks)})` : "";
+      const one = make("span", `${IN_MEMORY[state][0]} ${ranks.length} ${state}${of}`, state);
+      one.title = IN_MEMORY[state][1];
+      return one;
+    }));
+  const parts = hosts.some((one) => one.in_parts_on.length);
+  const legend = make("p", "A box is a host's memory; a square is the state of the ranks of the host with that number: filled, its own"
+    + (parts ? "; broken, a part of it." : ".") + (states.size ? " A round mark is a rank of that host, and how far its snapshots are." : "")
     + (owner >= 0 ? ` Framed: the hosts that have rank ${chosen}'s.` : " Choose a rank above to see which hosts have its state."), "none");
-  box.replaceChildren(svg, legend);
+  box.replaceChildren(svg, counts, legend);
 }
 
 // Timeline.
