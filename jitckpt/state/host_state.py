@@ -398,7 +398,11 @@ class Shared(NamedTuple):
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Return `tensors` and those on a device that optimizers keep in lists and attributes."""
-        found = self.tensors()
+        return self.tensors() | self.in_documents()
+
+    def in_documents(self) -> dict[str, Tensor]:
+        """Return what lies on a device and is named in a save's document alone."""
+        found = self.rates()
         for optimizer in self.optimizers:
             others = optimizer.others.tensors | optimizer.beside.tensors
             found |= {name: tensor for name, tensor in others.items() if tensor.device.type != "cpu"}
