@@ -30,7 +30,7 @@ class Copies:
         self, first: Mapping[str, Tensor], others: Mapping[str, Tensor]
     ) -> tuple[int, dict[str, Tensor]]:
         self.turns += 1
-        shapes = {name: one.shape for name, one in (first | others).items()}
+        shapes = {name: one.shape for name, one in {**first, **others}.items()}
         return self.turns, {name: torch.full(shape, self.turns) for name, shape in shapes.items()}
 
 
@@ -66,7 +66,7 @@ def saver(tmp_path: Path) -> Saver:
         history=unused,
         wanted_step=lambda: 0,
         write_word=lambda *_: None,
-        report=pytest.fail,
+        report=lambda message: pytest.fail(str(message)),
         warn=pytest.fail,
     )
     copies: Any = Copies()
