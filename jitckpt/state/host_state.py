@@ -512,6 +512,13 @@ class HostState:
         self._extra_tensors = [tensor for tensor in captured.tensors.values() if not tensor.is_cpu]
         return captured
 
+    def extra_may_hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether `extra` has a tensor of each one's shape and type, which it may be a copy of."""
+        if self.extra is None:
+            return False
+        kept = {(one.shape, one.dtype) for one in self.capture_extra().tensors.values()}
+        return all((one.shape, one.dtype) in kept for one in tensors)
+
     @property
     def extra_is_on_device(self) -> bool:
         """Whether a part of `extra` lies on a device, where only torch's own writes can be seen."""

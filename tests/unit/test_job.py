@@ -22,6 +22,7 @@ from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import HostState
 from jitckpt.state.parallel import local
 from jitckpt.worker import job as job_module
 from jitckpt.worker import protection
@@ -494,3 +495,24 @@ def test_what_fails_in_a_hook_is_not_raised() -> None:
     job = Guarded()
     protection._harmless(hook)(job)  # type: ignore[arg-type]
     assert job.off == "in jitckpt"
+
+
+def test_an_optimizer_that_begins_when_nobody_looks_for_such_any_more_is_named_once() -> None:
+    said: list[str] = []
+    named: list[object] = []
+    one: Any = protection.Protection.__new__(protection.Protection)
+    one._host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+    one._reporter = SimpleNamespace(warn_once=said.append)
+    late = torch.optim.SGD(nn.Linear(2, 3).parameters(), lr=0.1)
+    one._checker = SimpleNamespace()
+    assert not one.stepped_elsewhere(late), "the self-check still looks at who trains along"
+    one._checker, one._last_check = None, SimpleNamespace(has_named=lambda other: other in named)
+    assert one.stepped_elsewhere(late)
+    assert len(said) == 1
+    assert "(SGD with 2 parameters) makes steps" in said[0]
+    named.append(late)
+    assert one.stepped_elsewhere(late)
+    named.clear()
+    one._host.extra = SimpleNamespace(state_dict=lambda: late.param_groups[0]["params"])
+    assert one.stepped_elsewhere(late)
+    assert len(said) == 1, "it was named before, or `extra` has it"
