@@ -22,7 +22,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from jitckpt.data import chosen_samples, dealing
-from jitckpt.data.dataset_generators import DatasetGenerators, lost_places
+from jitckpt.data.dataset_generators import DatasetGenerators, have_gone_on, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
@@ -34,10 +34,11 @@ _DIGEST_BITS = 63  # a number that int64 holds
 PLACES = (
     "An iterable dataset goes on in each pass from where it was in the one before ({names}), and {why}: "
     "after a failure in a later pass it would begin anew, and give other data. Let its place be a number in "
-    "an attribute, and read it in the training's process (num_workers=0); or begin each pass by the epoch."
+    "an attribute of its own, and read it in the training's process (num_workers=0); or begin each pass by "
+    "the epoch."
 )
 IN_WORKERS = "in workers that stay (persistent_workers=True) nobody sees where"
-ITERATOR = "an iterator can't be put back"
+ITERATOR = "an iterator, or what another object than the dataset has, can't be put back"
 
 
 @dataclass
@@ -146,7 +147,7 @@ class Loader:
             return  # each pass begins with new copies of it
         self._places = lost_places(loader.dataset, in_workers=in_workers)
         if before is not None and not self._has_named_places:
-            lost = [name for name, one in self._places.items() if in_workers or before.get(name) is one]
+            lost = [*self._places] if in_workers else have_gone_on(before, self._places)
             self._has_named_places = bool(lost)
             if lost:
                 self.warn(PLACES.format(names=", ".join(lost), why=IN_WORKERS if in_workers else ITERATOR))

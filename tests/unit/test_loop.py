@@ -726,11 +726,55 @@ class ByIterator(IterableDataset[Any]):
         return itertools.islice(self.numbers, 4)
 
 
+class Reader:
+    """Of a stream: counts what it has read, and all that is read in one pass."""
+
+    def __init__(self) -> None:
+        self.offset, self.of_pass, self.path = 0, 0, "there"
+        self.numbers = iter(range(100))
+
+    def begin(self) -> None:
+        self.of_pass = 0
+
+    def read(self) -> int:
+        self.offset += 1
+        self.of_pass += 1
+        return self.offset
+
+
+class Handed:
+    """A reader of each pass alone, which numbers come from."""
+
+    def __init__(self) -> None:
+        self.numbers: Iterator[int] = iter(())
+        self.times = 0
+
+    def begin(self) -> None:
+        self.numbers, self.times = iter(range(4)), 0
+
+    def read(self) -> int:
+        self.times += 1
+        return next(self.numbers)
+
+
+class ByReader(IterableDataset[Any]):
+    def __init__(self, reader: Any) -> None:
+        self.readers = [reader]
+
+    def __iter__(self) -> Iterator[int]:
+        (reader,) = self.readers
+        reader.begin()
+        for _ in range(4):
+            yield reader.read()
+
+
 @pytest.mark.parametrize(
     ("dataset", "workers", "named"),
     [
         (lambda: ByIterator(False), "0", "ByIterator.numbers"),
         (lambda: ByIterator(True), "0", None),
+        (lambda: ByReader(Reader()), "0", "Reader.numbers, Reader.offset"),
+        (lambda: ByReader(Handed()), "0", None),
         (GoingOn, "0", None),
         (GoingOn, "2", None),
         (GoingOn, "3 persistent", "GoingOn.place"),
