@@ -120,6 +120,12 @@ class Loader:
         """Whether the script has its loader no more, as one that makes a new one for each epoch."""
         return isinstance(self.loader, DataLoader) and sys.getrefcount(self.loader) <= OWN_REFERENCES
 
+    @property
+    def may_have_made(self) -> bool:
+        """Whether it may be a loader that made passes before the failure, and goes on from these."""
+        is_spent = isinstance(self.loader, Iterator)
+        return self.is_new and not (is_spent or chosen_samples.is_made_in_loop(self.loader))
+
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
         self.is_new = False
@@ -162,6 +168,10 @@ class Pass(ABC):
         self.state = PassState() if saved is None else copy.deepcopy(saved)
         self._iterator: Iterator[Any] | None = None
         if not (self.state.ended and self.state.begun == b""):
+            if saved is None:
+                self.state.chosen = chosen_samples.chosen(of.loader, of.warn)
+            else:
+                chosen_samples.choose_again(of.loader, saved.chosen, of.warn)
             self._begin()
 
     def next(self) -> Any:
@@ -350,9 +360,6 @@ class _MapPass(_PlainPass):
         key = "sampler" if plain.batch_sampler is None else "batch_sampler"
         if not self._goes_on:
             state.dealt = dealing.dealt_by(plain)
-            state.chosen = chosen_samples.chosen(plain.dataset, self._of.warn)
-        else:
-            chosen_samples.choose_again(plain, state.chosen)
         sampler = plain.__dict__[key]
         if state.before:
             sampler = dealing.rest(sampler, state.before)

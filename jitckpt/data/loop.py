@@ -74,6 +74,7 @@ class Loop:
         self._previous: list[
             PassState
         ] = []  # of the epoch before, until that number's pass begins in this one
+        self._previous_saved: list[PassState] = []  # those of another process
         self._saved: list[PassState] = []  # those that a restart goes on with
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
@@ -220,7 +221,8 @@ class Loop:
             self._loaders = {key: one for key, one in self._loaders.items() if not one.is_let_go}
             known = self._loaders[id(loader)] = Loader(loader, self._warn)
         previous = self._previous[number] if number < len(self._previous) else None
-        if previous is not None and saved is None and known.is_new and previous.ended:
+        of_save = previous is not None and any(previous is one for one in self._previous_saved)
+        if previous is not None and of_save and saved is None and previous.ended and known.may_have_made:
             previous.chosen = b""  # this epoch's samples are others
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
@@ -340,6 +342,7 @@ class Loop:
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])
         self._saved, self._previous = passes[:count], passes[count:]
+        self._previous_saved = [*self._previous]
         for one in self._saved:
             one.of_others = of_others
         if of_saver is not None:
