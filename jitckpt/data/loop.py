@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing
+from jitckpt.data import chosen_samples, dealing, generators
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -65,6 +65,7 @@ class Loop:
         self._iteration = 0
         self._left = False
         self._epoch = 0
+        self._epoch_begun = b""  # all generators then, packed, if something is drawn before the first batch
         self._in_epochs = self._in_steps = False
         self._went_on = False
         self._driven: Iterator[int] | None = None
@@ -122,6 +123,10 @@ class Loop:
             for epoch in range(self._epoch, number):
                 if self._driven is None:
                     self._epoch_begins(sys._getframe(1))
+                if self._goes_on_at is None:
+                    self._epoch_begun = generators.all_packed()
+                elif self._epoch_begun:  # what comes before the batches is drawn as it was
+                    generators.put_all(self._epoch_begun)
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(
@@ -214,6 +219,8 @@ class Loop:
         self._begin()
         number = len(self._passes)
         saved = self._saved[number] if number < len(self._saved) else None
+        if number == 0 and saved is None and self._epoch_begun == generators.all_packed():
+            self._epoch_begun = b""
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
@@ -285,7 +292,7 @@ class Loop:
             [len(self._passes)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
         )
-        pieces = [
+        pieces = [("loop.epoch", self._epoch_begun)] + [
             (f"loop.{number}.{name}", data)
             for number, one in enumerate(kept)
             for name, data in (
@@ -302,6 +309,7 @@ class Loop:
             trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
             self._tree = {
                 "numbers": {"$tensor": "loop.numbers"},
+                "epoch": {"$tensor": "loop.epoch"},
                 "passes": trees[:count],
                 "previous": trees[count:],
             }
@@ -338,6 +346,7 @@ class Loop:
         """
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
+        self._epoch_begun = own["epoch"].numpy().tobytes() if "epoch" in own else b""
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])

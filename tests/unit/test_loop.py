@@ -835,6 +835,25 @@ def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(
     check_all(choosing, build, (2, 6) if kind is torch.tensor else (2, 5, 6, 8))
 
 
+def in_an_order_of_its_own(training: Training, count: int, plain: bool) -> None:
+    """Draws the order as the epoch begins, by all generators, and reads no loader; then evaluates."""
+    loop = training.loop
+    for epoch in range(3) if plain else loop.epochs(3):
+        order = torch.randperm(count).tolist() if epoch < 2 else [*range(count)]
+        noise = generators() if epoch < 2 else []
+        for number in range(count) if plain else loop.batches(range(count)):
+            training.told.append((epoch, order[number], noise, generators()))
+            training.optimize()
+        training.told.append(generators())
+
+
+def test_what_is_drawn_before_an_epochs_batches_is_drawn_again() -> None:
+    assert run(in_an_order_of_its_own, lambda: 4).told == run(in_an_order_of_its_own, lambda: 4, True).told
+    undisturbed = check_all(in_an_order_of_its_own, lambda: 4)
+    kept = [len(decoded(state[-1])["epoch"]) > 0 for state in undisturbed.step_ended.values()]
+    assert kept == [True] * 8 + [False] * 4, "where nothing is drawn there is nothing to be kept"
+
+
 class Labelled(Dataset[Any]):
     """Of the script's own: an array and a rank."""
 
