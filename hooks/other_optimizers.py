@@ -1,7 +1,8 @@
-"""Sees an optimizer that the job was not given make steps with parameters of one that it was.
+"""Sees an optimizer that the job was not given make steps.
 
-So does a script that builds a new one in the middle of its training. Nothing of it is in a save, and where it
-has taken the other's place, no step is counted any more.
+With parameters of one that it was, as where a script builds a new one in the middle of its training: nothing
+of it is in a save, and where it has taken the other's place, no step is counted any more. Or with others, as
+where something more is trained from a later epoch on.
 """
 
 from collections.abc import Sequence
@@ -25,6 +26,12 @@ class OtherStepsListener(Protocol):
 
     def other_stepped(self, optimizer: Optimizer, *, has_begun: bool) -> None:
         """Such an optimizer has made a step. has_begun: one of the given has made a step before."""
+
+    def stepped_elsewhere(self, optimizer: Optimizer) -> bool:
+        """One with parameters of no given one has made a step, as one of those has.
+
+        Returns whether there is nothing more to be said of it.
+        """
 
 
 class OtherOptimizers:
@@ -57,8 +64,11 @@ class OtherOptimizers:
             self._steps += 1
         elif optimizer not in self._innocent:
             before, self._ended[optimizer] = self._ended.get(optimizer), self._steps
-            if self._is_part(optimizer) or self._is_elsewhere(optimizer):
+            if self._is_part(optimizer):
                 self._innocent.add(optimizer)
+            elif self._is_elsewhere(optimizer):
+                if self._steps and self._listener.stepped_elsewhere(optimizer):
+                    self._innocent.add(optimizer)
             # What keeps nothing may take turns with another: the weights are saved with its changes.
             elif before == self._steps or (self._steps and any(parallel.own_state(optimizer).values())):
                 self._listener.other_stepped(optimizer, has_begun=self._steps > 0)

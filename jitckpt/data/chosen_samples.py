@@ -1,74 +1,294 @@
-"""Which samples a Subset has that the script chooses inside of its loop, as an epoch begins.
+"""Which samples a pass has that the script chooses inside of its loop, by the model's losses, say.
 
-By the model's losses, say: after a restart in the middle of the epoch the same lines would choose others. So
-what was chosen is kept with the pass. A Subset from before the loop every start makes alike.
+A Subset, a sampler, a dataset of some tensors, a list: after a restart in the middle of the epoch the same
+lines would make others. So what was made in the loop is kept with the pass, up to MOST_BYTES, and so are a
+Subset and a TensorDataset from before it that have other samples now. What else is from before the loop every
+start makes alike.
 """
 
-from collections.abc import Callable
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
-from weakref import WeakSet
 
 import numpy
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, Subset
+import xxhash
+from torch import Tensor
+from torch.utils.data import (
+    DataLoader,
+    Dataset,
+    DistributedSampler,
+    Sampler,
+    Subset,
+    TensorDataset,
+)
 
 from jitckpt.data.generators import samplers
 from jitckpt.encoding import packed, tree_codec
+from jitckpt.errors import TreeError
 
-MOST = 1 << 17  # samples: more would be copied in each step for too long
-TOO_MANY = (
-    "A Subset of {count} samples is made inside of the loop, and only the choice of up to {most} is kept: if "
-    "it follows from the training's values, and not from the epoch's number alone, a restart in the middle "
-    "of the epoch would choose others. Choose fewer, or keep the indices in `extra`."
+MOST_BYTES = 1 << 19  # more would be copied in each step for too long
+MOST_OBJECTS = 100  # datasets in a dataset
+NUMBER = 4  # bytes, of an index
+TOO_MUCH = (
+    "{names}: made or changed inside of the loop, and only numbers, texts and tensors of up to {most} KiB "
+    "are kept of such. If it follows from the training's values, and not from the epoch's number alone, a "
+    "restart in the middle of the epoch would make another one. Choose by a Subset of fewer samples, or keep "
+    "in `extra` what is chosen."
 )
-_made: WeakSet[Any] = WeakSet()
-_plain: Callable[..., None] = Subset.__init__
-_is_watched = False
+OTHERS = (
+    "The script makes other datasets and samplers in its loop than before the failure ({now}, not {before}), "
+    "so the rest of this pass may differ from an undisturbed one."
+)
+PLAIN = (bool, int, float, str, type(None))
+CONTAINERS = (list, tuple, dict, set, range)
+# Looked at by themselves, or what every start says anew.
+NOT_CHOSEN = frozenset({"dataset", "datasets", "data_source"})
+NOT_CHOSEN |= {"rank", "local_rank", "num_replicas", "world_size"}
+LISTED = (Tensor, numpy.ndarray, list, tuple, dict, int)  # what begins a list that may be a dataset
+
+
+class _Known:
+    """What was there as the loop began."""
+
+    def __init__(self) -> None:
+        self.objects: dict[int, Any] = {}  # by id(), as weak references
+        self.marks: dict[int, list[object]] = {}  # of some of them, what tells of other samples
+        self.lists: dict[int, int] = {}  # the lengths of lists that may be datasets
+
+
+_known: _Known | None = None  # in this process
 
 
 def watch() -> None:
-    """From now on a Subset that is made is one of the loop's, in this process."""
-    global _is_watched  # noqa: PLW0603
-    if not _is_watched:
-        _is_watched = True
-        Subset.__init__ = _init  # type: ignore[method-assign,assignment]
+    """What is made from now on is made in the loop that begins."""
+    global _known  # noqa: PLW0603
+    _known = known = _Known()
+    kinds = {list}.union(*map(_with_subclasses, (Dataset, Sampler, DataLoader)))
+    for one in [one for one in gc.get_objects() if type(one) in kinds]:  # fast: there are a million of them
+        if type(one) is list:
+            if len(one) > 1 and isinstance(one[0], LISTED):
+                known.lists[id(one)] = len(one)
+            continue
+        with suppress(TypeError):  # of a class with __slots__
+            known.objects[id(one)] = weakref.ref(one)
+            known.marks[id(one)] = _marks_of(one)
 
 
-def _init(subset: Any, *arguments: Any, **named: Any) -> None:
-    _plain(subset, *arguments, **named)
-    _made.add(subset)
+def is_made_in_loop(loader: object) -> bool:
+    """Whether a DataLoader or a list was made since the loop has begun."""
+    return _known is not None and isinstance(loader, DataLoader | list) and _is_new(loader, _known)
 
 
-def chosen(dataset: object, warn: Callable[[str], None]) -> bytes:
-    """Return what was chosen, packed; nothing of what is no choice of the loop's."""
-    if not isinstance(dataset, Subset) or dataset not in _made:
+def _with_subclasses(kind: type) -> set[type]:
+    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+
+
+def chosen(loader: Iterable[Any], warn: Callable[[str], None]) -> bytes:
+    """Return what was chosen for a pass that begins, packed; nothing of what is no choice of the loop's."""
+    if _known is None:
         return b""
-    indices: Any = dataset.indices
-    if len(indices) > MOST:
-        warn(TOO_MANY.format(count=len(indices), most=MOST))
+    kept: list[Any] = []
+    too_much: list[str] = []
+    left = MOST_BYTES
+    for one in _objects_of(loader):
+        values: dict[str, Any] = {}
+        for name, value in _chosen_of(one, _known):
+            size, short = _size(value, left), None
+            if size is not None and size >= 0:
+                with suppress(TreeError):  # of what has a class of its own inside
+                    candidate = _short(value)
+                    tree_codec.encode(candidate, name)
+                    short = candidate
+            if size is None or (short is None and isinstance(value, list)):
+                too_much.append(type(one).__qualname__ + f".{name}" * bool(name))
+            elif short is not None:
+                values[name], left = short, left - size
+        kept.append([type(one).__qualname__, values])
+    if too_much:
+        warn(TOO_MUCH.format(names=", ".join(dict.fromkeys(too_much)), most=MOST_BYTES >> 10))
+    if not any(values for _, values in kept):
         return b""
-    values = indices if isinstance(indices, torch.Tensor) else torch.from_numpy(numpy.asarray(indices, int))
-    return packed.pack(tree_codec.encode(values.to("cpu", torch.int32), "chosen"))
+    return packed.pack(tree_codec.encode(kept, "chosen"))
 
 
-def choose_again(loader: DataLoader[Any], kept: bytes) -> None:
-    """Have a loader's Subset what `chosen` returned."""
-    dataset: Any = loader.dataset
-    if not kept or not isinstance(dataset, Subset):
+def choose_again(loader: Iterable[Any], kept: bytes, warn: Callable[[str], None]) -> None:
+    """Have a loader's datasets and samplers what `chosen` returned."""
+    if not kept:
         return
-    here: Any = dataset.indices
-    values: Any = packed.unpack(kept)
-    if isinstance(here, torch.Tensor):
-        values = values.to(here.device, here.dtype)
-    elif isinstance(here, numpy.ndarray):
-        values = values.numpy().astype(here.dtype)
-    else:
-        values = values.tolist()
-    dataset.indices = values
-    for one in samplers(loader):
-        if isinstance(one, DistributedSampler) and one.dataset is dataset:  # it has counted the others
+    saved, here = packed.unpack(kept), [*_objects_of(loader)]
+    before, now = [name for name, _ in saved], [type(one).__qualname__ for one in here]
+    if before != now:
+        warn(OTHERS.format(now=", ".join(now), before=", ".join(before)))
+        return
+    for one, (_, values) in zip(here, saved, strict=True):
+        for name, value in values.items():
+            if name:
+                old = getattr(one, name, None)
+                new = _put(old, _long(value))
+                if new is not old:
+                    setattr(one, name, new)
+            else:
+                one[:] = _put([*one], _long(value))
+    for one in here:
+        if isinstance(one, DistributedSampler):  # it has counted the others
             epoch = one.epoch
             DistributedSampler.__init__(
-                one, dataset, one.num_replicas, one.rank, one.shuffle, one.seed, one.drop_last
+                one, one.dataset, one.num_replicas, one.rank, one.shuffle, one.seed, one.drop_last
             )
             one.epoch = epoch
+
+
+def _objects_of(loader: Iterable[Any]) -> Iterator[Any]:
+    """Yield the datasets of a loader, and those in them, and its samplers."""
+    waiting: list[Any] = [loader.dataset] if isinstance(loader, DataLoader) else [loader]
+    found: list[Any] = []
+    while waiting and len(found) < MOST_OBJECTS:
+        one = waiting.pop(0)
+        if any(one is other for other in found) or not (isinstance(one, Dataset) or type(one) is list):
+            continue
+        found.append(one)
+        if isinstance(one, Dataset):
+            inner = [getattr(one, name, None) for name in ("dataset", "datasets")]
+            waiting += [
+                part for each in inner for part in (each if isinstance(each, list | tuple) else [each])
+            ]
+    yield from found
+    yield from samplers(loader) if isinstance(loader, DataLoader) else ()
+
+
+def _is_new(one: Any, known: _Known) -> bool:
+    if type(one) is list:
+        return len(one) > 1 and isinstance(one[0], LISTED) and known.lists.get(id(one)) != len(one)
+    reference = known.objects.get(id(one))
+    return reference is None or reference() is not one
+
+
+def _chosen_of(one: Any, known: _Known) -> Iterator[tuple[str, Any]]:
+    """Yield, by the names of attributes, what the loop has chosen of an object; "" is its content."""
+    if not _is_new(one, known):
+        before, now = known.marks.get(id(one), []), _marks_of(one)
+        if before != now and isinstance(one, Subset):
+            yield "indices", one.indices
+        elif before != now and isinstance(one, TensorDataset):
+            pairs = zip(one.tensors, [*before, *[None] * len(now)], now, strict=False)
+            yield "tensors", [None if was == mark else tensor for tensor, was, mark in pairs]
+    elif type(one) is list:
+        yield "", one
+    elif isinstance(one, Subset):
+        yield "indices", one.indices
+    elif not isinstance(one, DistributedSampler):
+        for name, value in getattr(one, "__dict__", {}).items():
+            if isinstance(value, (*PLAIN, *CONTAINERS, Tensor, numpy.ndarray)) and name not in NOT_CHOSEN:
+                yield name, value
+
+
+def _marks_of(one: Any) -> list[object]:
+    """Return what is another once a dataset has got other samples."""
+    if isinstance(one, TensorDataset):
+        return [(id(tensor), None if tensor.is_inference() else tensor._version) for tensor in one.tensors]
+    if isinstance(one, Subset):
+        indices: Any = one.indices
+        few = len(indices) * NUMBER <= MOST_BYTES
+        return [id(indices), len(indices), xxhash.xxh3_64_digest(_numbers(indices).data) if few else None]
+    return []
+
+
+def _numbers(indices: Any) -> Any:
+    values = indices.cpu() if isinstance(indices, Tensor) else indices
+    return numpy.ascontiguousarray(values)
+
+
+def _size(value: Any, most: int) -> int | None:
+    """Return how many bytes a value takes; None if more than that, -1 if it can't be kept."""
+    left = most
+
+    def take(one: Any) -> bool:
+        nonlocal left
+        if isinstance(one, Tensor | numpy.ndarray):
+            left -= one.nbytes
+            return isinstance(one, Tensor) or not one.dtype.hasobject
+        if isinstance(one, str):
+            left -= len(one)
+        elif isinstance(one, list | range) and len(one) and type(one[0]) in (int, float):
+            left -= NUMBER * len(one) if type(one[0]) is int else 8 * len(one)
+        elif isinstance(one, CONTAINERS):
+            left -= 8 * len(one)
+            parts = [*one, *one.values()] if isinstance(one, dict) else one
+            return left < 0 or all(left < 0 or take(part) for part in parts)
+        elif not isinstance(one, PLAIN):
+            return False
+        return True
+
+    is_kept = take(value)
+    if left < 0:
+        return None
+    return most - left if is_kept else -1
+
+
+def _short(value: Any) -> Any:
+    """Return what is encoded fast, and in little space, in a value's place; a tensor of the host's."""
+    if isinstance(value, Tensor):
+        return value.detach().cpu()
+    if isinstance(value, range):
+        value = [*value]
+    if isinstance(value, list) and value and type(value[0]) in (int, float):
+        values = numpy.asarray(value) if {*map(type, value)} == {type(value[0])} else numpy.empty(0, object)
+        if values.dtype.kind == "i" and values.min() >= -(1 << 31) and values.max() < 1 << 31:
+            return {"*list": torch.from_numpy(values.astype(numpy.int32))}
+        if values.dtype.kind in "if":
+            return {"*list": torch.from_numpy(values)}
+    if isinstance(value, list):
+        return [*map(_short, value)]
+    if isinstance(value, tuple):
+        return tuple([*map(_short, value)])
+    return {key: _short(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _long(value: Any) -> Any:
+    """Return the value of which `_short` was made, but for where its tensors lay."""
+    if isinstance(value, list):
+        return [*map(_long, value)]
+    if isinstance(value, tuple):
+        return tuple([*map(_long, value)])
+    if isinstance(value, dict):
+        if [*value] == ["*list"]:
+            return value["*list"].tolist()
+        return {key: _long(one) for key, one in value.items()}
+    return value
+
+
+def _put(here: Any, value: Any) -> Any:
+    """Return a value in the memory of what is there, if it fits, as the script may know that."""
+    if isinstance(here, Tensor) and isinstance(value, Tensor):
+        value = value.to(here.device)
+        if here.shape == value.shape and here.dtype == value.dtype and not here.is_inference():
+            with torch.no_grad():
+                value = here.copy_(value)
+    elif isinstance(here, numpy.ndarray) and isinstance(value, numpy.ndarray):
+        if here.shape == value.shape and here.dtype == value.dtype and here.flags.writeable:
+            here[...] = value
+            value = here
+    elif isinstance(here, list) and isinstance(value, list):
+        here[:] = _put_each(here, value)
+        value = here
+    elif isinstance(here, tuple) and isinstance(value, list | tuple):
+        value = tuple(_put_each(here, value))
+    return value
+
+
+def _put_each(here: Any, value: Any) -> list[Any]:
+    """The same of each; None stands for what is left as it is."""
+    device = next((one.device for one in here if isinstance(one, Tensor)), None)
+    there = [*here, *[None] * len(value)]
+    found = []
+    for old, new in zip(there, value, strict=False):
+        if new is None and isinstance(old, Tensor):
+            found.append(old)
+        elif isinstance(new, Tensor) and device is not None:
+            found.append(_put(old, new.to(device)))
+        else:
+            found.append(_put(old, new))
+    return found

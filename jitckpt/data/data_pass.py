@@ -22,7 +22,7 @@ import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
 from jitckpt.data import chosen_samples, dealing
-from jitckpt.data.dataset_generators import DatasetGenerators, lost_places
+from jitckpt.data.dataset_generators import DatasetGenerators, have_gone_on, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
 from jitckpt.encoding import packed, tree_codec
@@ -34,10 +34,11 @@ _DIGEST_BITS = 63  # a number that int64 holds
 PLACES = (
     "An iterable dataset goes on in each pass from where it was in the one before ({names}), and {why}: "
     "after a failure in a later pass it would begin anew, and give other data. Let its place be a number in "
-    "an attribute, and read it in the training's process (num_workers=0); or begin each pass by the epoch."
+    "an attribute of its own, and read it in the training's process (num_workers=0); or begin each pass by "
+    "the epoch."
 )
 IN_WORKERS = "in workers that stay (persistent_workers=True) nobody sees where"
-ITERATOR = "an iterator can't be put back"
+ITERATOR = "an iterator, or what another object than the dataset has, can't be put back"
 
 
 @dataclass
@@ -119,6 +120,12 @@ class Loader:
         """Whether the script has its loader no more, as one that makes a new one for each epoch."""
         return isinstance(self.loader, DataLoader) and sys.getrefcount(self.loader) <= OWN_REFERENCES
 
+    @property
+    def may_have_made(self) -> bool:
+        """Whether it may be a loader that made passes before the failure, and goes on from these."""
+        is_spent = isinstance(self.loader, Iterator)
+        return self.is_new and not (is_spent or chosen_samples.is_made_in_loop(self.loader))
+
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
         self.is_new = False
@@ -146,7 +153,7 @@ class Loader:
             return  # each pass begins with new copies of it
         self._places = lost_places(loader.dataset, in_workers=in_workers)
         if before is not None and not self._has_named_places:
-            lost = [name for name, one in self._places.items() if in_workers or before.get(name) is one]
+            lost = [*self._places] if in_workers else have_gone_on(before, self._places)
             self._has_named_places = bool(lost)
             if lost:
                 self.warn(PLACES.format(names=", ".join(lost), why=IN_WORKERS if in_workers else ITERATOR))
@@ -161,6 +168,10 @@ class Pass(ABC):
         self.state = PassState() if saved is None else copy.deepcopy(saved)
         self._iterator: Iterator[Any] | None = None
         if not (self.state.ended and self.state.begun == b""):
+            if saved is None:
+                self.state.chosen = chosen_samples.chosen(of.loader, of.warn)
+            else:
+                chosen_samples.choose_again(of.loader, saved.chosen, of.warn)
             self._begin()
 
     def next(self) -> Any:
@@ -349,9 +360,6 @@ class _MapPass(_PlainPass):
         key = "sampler" if plain.batch_sampler is None else "batch_sampler"
         if not self._goes_on:
             state.dealt = dealing.dealt_by(plain)
-            state.chosen = chosen_samples.chosen(plain.dataset, self._of.warn)
-        else:
-            chosen_samples.choose_again(plain, state.chosen)
         sampler = plain.__dict__[key]
         if state.before:
             sampler = dealing.rest(sampler, state.before)

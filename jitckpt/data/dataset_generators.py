@@ -7,9 +7,10 @@ attributes. Which these are its code tells: its methods set them, and not only _
 import dis
 from collections.abc import Iterator
 from functools import cache
-from types import CodeType, FunctionType
-from typing import Any
+from types import CodeType, FunctionType, ModuleType
+from typing import Any, NamedTuple
 
+from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
 from jitckpt.data.generators import GENERATORS, PLAIN, put_state, state_of
@@ -20,6 +21,9 @@ from jitckpt.encoding.tree_codec import Encoded
 DEPTH = 4  # to which objects in a dataset's attributes are looked into: transforms, datasets inside
 MOST_OBJECTS = 1000
 OPAQUE = (str, bytes, int, float, type(None), type)
+# What is no reader of a stream's, or begins and goes on by itself.
+NO_READERS = (IterableDataset, nn.Module, ModuleType, FunctionType, Iterator)
+LIBRARIES = frozenset({"torch", "numpy", "builtins"})
 
 
 class DatasetGenerators:
@@ -81,15 +85,61 @@ class WorkerGenerators:
 
 
 def lost_places(dataset: object, *, in_workers: bool) -> dict[str, object]:
-    """Return what streams know their place by and can't be put back: all in workers, and iterators."""
+    """Return what streams know their place by and can't be put back, each with what tells its place.
+
+    That is all in workers, iterators, and what lies in objects that a stream has in its attributes.
+    """
+    objects = [*_objects_in(dataset)]
+    streams = [one for one in objects if isinstance(one, IterableDataset)]
     found: dict[str, object] = {}
-    for one in _objects_in(dataset):
-        if isinstance(one, IterableDataset):
-            kind, kept = type(one), vars(one)
-            iterators = {name for name, value in kept.items() if isinstance(value, Iterator)}
-            names = places_of(kind) if in_workers else iterators
-            found |= {f"{kind.__qualname__}.{name}": kept.get(name) for name in sorted(names)}
+    kind: Any
+    for one in streams:
+        kind, kept = type(one), vars(one)
+        iterators = {name for name, value in kept.items() if isinstance(value, Iterator)}
+        names = places_of(kind) if in_workers else iterators
+        found |= {f"{kind.__qualname__}.{name}": kept.get(name) for name in sorted(names)}
+    called = _names_in_iter(*map(type, streams))
+    for one in objects if streams else ():
+        kind = type(one)
+        if isinstance(one, NO_READERS) or kind.__module__.split(".")[0] in LIBRARIES:
+            continue
+        for name, value in sorted((getattr(one, "__dict__", None) or {}).items()):
+            if isinstance(value, Iterator):
+                found[f"{kind.__qualname__}.{name}"] = value
+            elif type(value) in PLAIN and name in places_of(kind) - _set_afresh(kind, called):
+                found[f"{kind.__qualname__}.{name}"] = _At(value)
     return found
+
+
+class _At(NamedTuple):
+    """A place that is told by a value."""
+
+    value: object
+
+
+def have_gone_on(before: dict[str, object], now: dict[str, object]) -> list[str]:
+    """Return, of two passes' lost_places in this process, what the second one goes on with."""
+    return [
+        name
+        for name, one in now.items()
+        if name in before and (before[name] != one if isinstance(one, _At) else before[name] is one)
+    ]
+
+
+@cache
+def _names_in_iter(*kinds: type) -> frozenset[str]:
+    """Return the names of what streams' own __iter__ uses, attributes and methods of whatever object."""
+    codes = [getattr(getattr(kind, "__iter__", None), "__code__", None) for kind in kinds]
+    return frozenset(name for code in codes if code is not None for name in code.co_names)
+
+
+@cache
+def _set_afresh(kind: type, called: frozenset[str]) -> frozenset[str]:
+    """Return the attributes that are set anew by what is called as a pass begins."""
+    methods = [getattr(kind, name, None) for name in called]
+    return frozenset().union(
+        *[_set_in(one.__code__, first=True) for one in methods if isinstance(one, FunctionType)]
+    )
 
 
 @cache

@@ -10,7 +10,7 @@ import xxhash
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from jitckpt.data.random_state import RandomState
-from jitckpt.encoding import tree_codec
+from jitckpt.encoding import packed, tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 
 _CHANGED = "*changed"  # the key of what is no generator and no number
@@ -47,6 +47,23 @@ class Generators:
         self._random.restore(state["host"])
         for keeper, own in zip(self._keepers, state["own"], strict=True):
             _restore_own(keeper, own)
+
+
+def all_packed() -> bytes:
+    """Return the states of the process's generators, and of the device's where there is one."""
+    on_host = RandomState(None).capture()
+    device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
+    on_device = tree_codec.encode(device, "device")
+    tree = {"host": on_host.tree, "device": on_device.tree}
+    return packed.pack(Encoded(tree, on_host.tensors | on_device.tensors))
+
+
+def put_all(states: bytes) -> None:
+    """Put back what `all_packed` returned."""
+    saved = packed.unpack(states)
+    RandomState(None).restore(saved["host"])
+    if saved["device"] is not None:
+        torch.cuda.set_rng_state(saved["device"])
 
 
 def samplers(loader: DataLoader[Any]) -> list[Any]:

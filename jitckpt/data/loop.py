@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing
+from jitckpt.data import chosen_samples, dealing, generators
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -65,6 +65,7 @@ class Loop:
         self._iteration = 0
         self._left = False
         self._epoch = 0
+        self._epoch_begun = b""  # all generators then, packed, if something is drawn before the first batch
         self._in_epochs = self._in_steps = False
         self._went_on = False
         self._driven: Iterator[int] | None = None
@@ -74,6 +75,7 @@ class Loop:
         self._previous: list[
             PassState
         ] = []  # of the epoch before, until that number's pass begins in this one
+        self._previous_saved: list[PassState] = []  # those of another process
         self._saved: list[PassState] = []  # those that a restart goes on with
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
@@ -121,6 +123,10 @@ class Loop:
             for epoch in range(self._epoch, number):
                 if self._driven is None:
                     self._epoch_begins(sys._getframe(1))
+                if self._goes_on_at is None:
+                    self._epoch_begun = generators.all_packed()
+                elif self._epoch_begun:  # what comes before the batches is drawn as it was
+                    generators.put_all(self._epoch_begun)
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(
@@ -213,6 +219,8 @@ class Loop:
         self._begin()
         number = len(self._passes)
         saved = self._saved[number] if number < len(self._saved) else None
+        if number == 0 and saved is None and self._epoch_begun == generators.all_packed():
+            self._epoch_begun = b""
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
@@ -220,7 +228,8 @@ class Loop:
             self._loaders = {key: one for key, one in self._loaders.items() if not one.is_let_go}
             known = self._loaders[id(loader)] = Loader(loader, self._warn)
         previous = self._previous[number] if number < len(self._previous) else None
-        if previous is not None and saved is None and known.is_new and previous.ended:
+        of_save = previous is not None and any(previous is one for one in self._previous_saved)
+        if previous is not None and of_save and saved is None and previous.ended and known.may_have_made:
             previous.chosen = b""  # this epoch's samples are others
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
@@ -283,7 +292,7 @@ class Loop:
             [len(self._passes)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
         )
-        pieces = [
+        pieces = [("loop.epoch", self._epoch_begun)] + [
             (f"loop.{number}.{name}", data)
             for number, one in enumerate(kept)
             for name, data in (
@@ -300,6 +309,7 @@ class Loop:
             trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
             self._tree = {
                 "numbers": {"$tensor": "loop.numbers"},
+                "epoch": {"$tensor": "loop.epoch"},
                 "passes": trees[:count],
                 "previous": trees[count:],
             }
@@ -336,10 +346,12 @@ class Loop:
         """
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
+        self._epoch_begun = own["epoch"].numpy().tobytes() if "epoch" in own else b""
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])
         self._saved, self._previous = passes[:count], passes[count:]
+        self._previous_saved = [*self._previous]
         for one in self._saved:
             one.of_others = of_others
         if of_saver is not None:

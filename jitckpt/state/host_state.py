@@ -398,7 +398,11 @@ class Shared(NamedTuple):
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Return `tensors` and those on a device that optimizers keep in lists and attributes."""
-        found = self.tensors()
+        return self.tensors() | self.in_documents()
+
+    def in_documents(self) -> dict[str, Tensor]:
+        """Return what lies on a device and is named in a save's document alone."""
+        found = self.rates()
         for optimizer in self.optimizers:
             others = optimizer.others.tensors | optimizer.beside.tensors
             found |= {name: tensor for name, tensor in others.items() if tensor.device.type != "cpu"}
@@ -507,6 +511,13 @@ class HostState:
         captured = tree_codec.encode(self.extra.state_dict(), "extra")
         self._extra_tensors = [tensor for tensor in captured.tensors.values() if not tensor.is_cpu]
         return captured
+
+    def extra_may_hold(self, tensors: Sequence[Tensor]) -> bool:
+        """Return whether `extra` has a tensor of each one's shape and type, which it may be a copy of."""
+        if self.extra is None:
+            return False
+        kept = {(one.shape, one.dtype) for one in self.capture_extra().tensors.values()}
+        return all((one.shape, one.dtype) in kept for one in tensors)
 
     @property
     def extra_is_on_device(self) -> bool:

@@ -5,9 +5,10 @@ import os
 import sys
 import time
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from math import gcd
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import agreements, arguments, directory, resharding, restoring
 from jitckpt.worker.arguments import Arguments
+from jitckpt.worker.as_restored import AsRestored
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
@@ -47,6 +49,12 @@ from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.unprotected import Unprotected
 
 CALLED_TWICE = "jitckpt.init was called twice in this process; call close() on the first job before."
+CHANGED_TWICE = (
+    "The script changes parameters or optimizer state before the batches of an epoch. What it has loaded of "
+    "a save of its own has that change already, and jitckpt can't take the second one back: from here this "
+    "run differs from an undisturbed one. Change them behind the first batch, or give jitckpt.init model and "
+    "optimizer in the place of a save function."
+)
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
 
@@ -215,6 +223,8 @@ class Job:
         self._is_restored = False
         self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
         self._progress_as_loop_began: Encoded | None = None
+        self._put_shared: Callable[[], object] | None = None  # what was restored, once more
+        self._as_restored: AsRestored | None = None  # until the first batch
         self._protection: Protection | Unprotected = Unprotected()
         said: set[object] = set()
         self._variables = self._make_variables(given, said, of_epochs=False)
@@ -401,6 +411,8 @@ class Job:
                 f"part is lost, so at least {choice.newest - choice.step} minibatches are done again."
             )
         self._restored_parts = self._load(choice)
+        if restoring.is_builtin(choice):
+            self._put_shared = partial(restoring.put_shared, choice, self._host)
         self._go_on_from(choice.step)
         self.set_base(choice.step, None if choice.in_memory else choice.save.path)
         self._protection.restored_from_memory(choice.step if choice.in_memory else 0)
@@ -464,6 +476,7 @@ class Job:
         except (SaveError, TreeError, KeyError, TypeError, ValueError, AttributeError) as error:
             raise CheckpointError(f"Step {saved.step} in {self.root} can't be cut anew: {error}") from error
         self._restored_parts = parts
+        self._put_shared = partial(resharding.put_shared, saved, self._host)
         if rank == 0:
             self._reporter.warn(told)
         self._go_on_from(saved.step)
@@ -545,6 +558,7 @@ class Job:
             # Rates on the device are given by reference, and the script may change them in their place.
             tree, tensors = self._host.progress()
             self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
+            self._as_restored = AsRestored(self._host)
 
     def _boundary(self) -> bool:
         return self._protection.boundary()
@@ -554,8 +568,21 @@ class Job:
 
     def _put_back(self) -> None:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:
+            self._put_shared_back()
             self._host.restore_local(self._restored_parts)
             self._host.restore_progress(self._progress_as_loop_began)
+
+    def _put_shared_back(self) -> None:
+        """Take back what the script has changed of parameters and optimizers since the loop began."""
+        as_restored, self._as_restored = self._as_restored, None
+        if as_restored is None or not as_restored.is_changed():
+            return
+        if self._put_shared is None:
+            self._reporter.warn(CHANGED_TWICE)
+            return
+        self._put_shared()
+        self._put_shared = None
+        self._protection.watch_from_base()
 
 
 def _who(

@@ -37,7 +37,7 @@ from jitckpt.saves import final_state, starts
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, ModelState, Shared
 from jitckpt.state.module_numbers import ModuleNumbers
-from jitckpt.state.optimizer_state import OptimizerState
+from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.shards import hear_first
 from jitckpt.system.descriptors import GivenDescriptors
@@ -86,6 +86,14 @@ OTHER_OPTIMIZER = (
     "given: what it keeps is in no save. Build all optimizers before jitckpt.init, give it all of them "
     "(optimizer=[...]), and write the loop as `for batch in job.batches(loader):` or `for step in "
     "job.steps(n):`, in which any of them may make the steps."
+)
+LATE_OPTIMIZER = (
+    "An optimizer that jitckpt.init was not given ({name} with {count} parameters) makes steps. What it "
+    "keeps is in no save, nor what it trains if that is not the model's: after a failure both are as the "
+    "script builds them. If the training goes on with them, build it before jitckpt.init, give it there "
+    "(optimizer=[...], and what it trains in the model or in `extra`), and write the loop as `for batch in "
+    "job.batches(loader):` or `for step in job.steps(n):`, in which any of several may make the steps. What "
+    "is made for an evaluation and let go needs nothing."
 )
 CARRIED_GRADIENTS = (
     "Gradients ({names}) are carried on from one optimizer step to the next, and no save holds them: after a "
@@ -647,6 +655,15 @@ class Protection:
             return
         self._switch_off(text)
         self._astride += 1  # a failure takes the job back over its steps, too
+
+    def stepped_elsewhere(self, optimizer: Optimizer) -> bool:
+        if self._checker is not None:
+            return False  # who trains along in the first steps is named by it
+        has_named = self._last_check is not None and self._last_check.has_named(optimizer)
+        if not (has_named or self._host.extra_may_hold(parameters := parameters_of(optimizer))):
+            name = type(optimizer).__qualname__
+            self._reporter.warn_once(LATE_OPTIMIZER.format(name=name, count=len(parameters)))
+        return True
 
     def step_ended(self, step: int) -> None:
         self._step_ends(step)

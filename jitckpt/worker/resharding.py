@@ -128,6 +128,25 @@ def load(
     Returns what this rank takes for its own beside it, decoded, and a sentence on what is not the same.
     Raises CheckpointError or SaveError, which name what can't be cut anew.
     """
+    state = put_shared(saved, host)
+    document, _ = state.first
+    history.expect_scheduler_steps(document["usual_scheduler_steps"])
+    parts = _local(saved, root, identity, host)
+    _complete_modules(parts, state, host)
+    host.restore_local(parts)
+    other = saved.identity
+    beyond = f"of rank r modulo {other.world_size} from r = {other.world_size} on"
+    if identity.world_size <= other.world_size:
+        beyond = "those of ranks that there are no more are left out"
+    told = NOTE.format(step=saved.step, saved=_in_words(other), here=_in_words(identity), beyond=beyond)
+    return parts, told + (UNSETTLED if document["unsettled"] else "")
+
+
+def put_shared(saved: Saved, host: HostState) -> TrainingState:
+    """Put parameters, optimizers, schedulers and scaler into the job's objects; return what was saved.
+
+    Raises CheckpointError or SaveError, which name what can't be cut anew.
+    """
     state = training_state.gather(saved.records)
     if host.model is None:
         raise CheckpointError("Give jitckpt.init the model: without it a save can't be cut anew.")
@@ -142,16 +161,7 @@ def load(
             )
         _put_optimizer(state, optimizer, host)
     host.restore_schedules(document, tree_codec.decode(document["progress"], tensors))
-    history.expect_scheduler_steps(document["usual_scheduler_steps"])
-    parts = _local(saved, root, identity, host)
-    _complete_modules(parts, state, host)
-    host.restore_local(parts)
-    other = saved.identity
-    beyond = f"of rank r modulo {other.world_size} from r = {other.world_size} on"
-    if identity.world_size <= other.world_size:
-        beyond = "those of ranks that there are no more are left out"
-    told = NOTE.format(step=saved.step, saved=_in_words(other), here=_in_words(identity), beyond=beyond)
-    return parts, told + (UNSETTLED if document["unsettled"] else "")
+    return state
 
 
 def _in_words(identity: Identity) -> str:

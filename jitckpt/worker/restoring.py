@@ -8,12 +8,28 @@ import torch
 from jitckpt.data.loop import Loop
 from jitckpt.encoding import strides
 from jitckpt.saves import folders
+from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving.history import History
+
+
+def is_builtin(choice: Choice) -> bool:
+    """Whether jitckpt has saved it, so that it has parameters and optimizers."""
+    return choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
+
+
+def put_shared(choice: Choice, host: HostState, read: SavedState | None = None) -> None:
+    """Put parameters, optimizers, schedulers and scaler into the job's objects. read: the save, if it was."""
+    saved = read or choice.in_memory or folders.read(choice.save)
+    document = saved.document
+    tensors = strides.all_laid_out(saved.tensors, document["strides"])
+    if is_builtin(choice):
+        host.restore_parameters(tensors, document["frozen"])
+    host.restore_shared(document, tensors, whole=is_builtin(choice))
 
 
 def load(
@@ -32,11 +48,7 @@ def load(
     """
     saved = choice.in_memory or folders.read(choice.save)
     document, tensors = saved.document, saved.tensors
-    tensors = strides.all_laid_out(tensors, document["strides"])
-    builtin = choice.save.metadata is not None and choice.save.metadata.saver == "builtin"
-    if builtin:
-        host.restore_parameters(tensors, document["frozen"])
-    host.restore_shared(document, tensors, whole=builtin)
+    put_shared(choice, host, saved)
     history.expect_scheduler_steps(document["usual_scheduler_steps"])
     if document["unsettled"] and not made_up:
         reporter.warn(

@@ -4,7 +4,7 @@ import os
 import random
 import signal
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,6 +22,7 @@ from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
+from jitckpt.state.host_state import HostState
 from jitckpt.state.parallel import local
 from jitckpt.worker import job as job_module
 from jitckpt.worker import protection
@@ -178,6 +179,99 @@ def test_batches_of_an_unprotected_job_go_on_and_what_the_head_of_the_epoch_chan
             for batch in job.batches(DataLoader(range(6), shuffle=True))  # type: ignore[arg-type]
         ]
     assert rest == [(*drawn, 0.05) for drawn in batches[2:]]
+
+
+def initialised(given: dict[str, Any]) -> None:
+    nn.init.normal_(given["model"].weight)
+
+
+def through_data(given: dict[str, Any]) -> None:
+    given["model"].weight.data.mul_(0.5)
+
+
+def put_in_place(given: dict[str, Any]) -> None:
+    """Another parameter in the place of one, whose state is dropped."""
+    model, optimizer = given["model"], given["optimizer"]
+    old, model.bias = model.bias, nn.Parameter(model.bias.detach() + 1)
+    group = optimizer.param_groups[0]["params"]
+    group[[one is old for one in group].index(True)] = model.bias
+    optimizer.state.pop(old, None)
+
+
+def forgotten(given: dict[str, Any]) -> None:
+    given["optimizer"].state.clear()
+
+
+def halved(given: dict[str, Any]) -> None:
+    for state in given["optimizer"].state.values():
+        state["exp_avg"].mul_(0.5)
+        state["step"].fill_(1)
+
+
+def added(given: dict[str, Any]) -> None:
+    given["optimizer"].add_param_group({"params": [given["model"].weight], "lr": 0.01})
+
+
+def frozen(given: dict[str, Any]) -> None:
+    given["model"].bias.requires_grad_(not given["model"].bias.requires_grad)
+
+
+HEADS = [initialised, through_data, put_in_place, forgotten, halved, added, frozen]
+
+
+@pytest.mark.filterwarnings("error:jitckpt. No state")
+@pytest.mark.parametrize("head", HEADS)
+def test_what_the_head_of_an_epoch_changes_of_parameters_and_optimizer_is_not_changed_twice(
+    head: Callable[[dict[str, Any]], None],
+) -> None:
+    """A restart in the middle of the epoch does it again, to the state that has it already."""
+
+    def built() -> dict[str, Any]:
+        torch.manual_seed(1)
+        given = objects()
+        if head is added:
+            given["optimizer"] = torch.optim.Adam([given["model"].bias], lr=0.1)
+        return given
+
+    def train(given: dict[str, Any], job: jitckpt.Job, *, saves: bool) -> list[Any]:
+        seen = []
+        for epoch in job.epochs(2):
+            if epoch == 1:
+                head(given)
+            for batch in job.batches(DataLoader(range(4))):  # type: ignore[arg-type]
+                given["model"].zero_grad()
+                given["model"](torch.tensor([[1.0, float(batch)]])).pow(2).sum().backward()
+                given["optimizer"].step()
+                seen.append([one.tolist() for one in given["model"].parameters()])
+                if saves and (epoch, int(batch)) == (1, 1) and job._host.model is not None:
+                    job._host.model.follow()
+                    write_save(Path("ckpt"), job, step=6)
+        job.close()
+        return seen
+
+    given = built()
+    undisturbed = train(given, init(**given), saves=True)
+    again = built()
+    assert train(again, init(**again), saves=False) == undisturbed[6:]
+    assert "add_param_group" not in vars(again["optimizer"])
+
+
+def test_what_the_head_of_an_epoch_changes_twice_beside_a_save_function_is_said() -> None:
+    given = objects()
+    job = init(**given)
+    for _ in job.epochs(1):
+        for batch in job.batches(DataLoader(range(4))):  # type: ignore[arg-type]
+            trained(given)
+            if int(batch) == 1:
+                write_save(Path("ckpt"), job, step=2)
+    job.close()
+    again = objects()
+    job = init(**again)
+    for _ in job.epochs(1):
+        job._put_shared = None  # as where the save is the script's own
+        initialised(again)
+        with pytest.warns(RuntimeWarning, match="before the batches of an epoch"):
+            assert len([*job.batches(DataLoader(range(4)))]) == 2  # type: ignore[arg-type]
 
 
 def test_the_directory_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -401,3 +495,24 @@ def test_what_fails_in_a_hook_is_not_raised() -> None:
     job = Guarded()
     protection._harmless(hook)(job)  # type: ignore[arg-type]
     assert job.off == "in jitckpt"
+
+
+def test_an_optimizer_that_begins_when_nobody_looks_for_such_any_more_is_named_once() -> None:
+    said: list[str] = []
+    named: list[object] = []
+    one: Any = protection.Protection.__new__(protection.Protection)
+    one._host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+    one._reporter = SimpleNamespace(warn_once=said.append)
+    late = torch.optim.SGD(nn.Linear(2, 3).parameters(), lr=0.1)
+    one._checker = SimpleNamespace()
+    assert not one.stepped_elsewhere(late), "the self-check still looks at who trains along"
+    one._checker, one._last_check = None, SimpleNamespace(has_named=lambda other: other in named)
+    assert one.stepped_elsewhere(late)
+    assert len(said) == 1
+    assert "(SGD with 2 parameters) makes steps" in said[0]
+    named.append(late)
+    assert one.stepped_elsewhere(late)
+    named.clear()
+    one._host.extra = SimpleNamespace(state_dict=lambda: late.param_groups[0]["params"])
+    assert one.stepped_elsewhere(late)
+    assert len(said) == 1, "it was named before, or `extra` has it"

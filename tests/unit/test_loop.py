@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.utils.data import (
     BatchSampler,
+    ConcatDataset,
     DataLoader,
     Dataset,
     DistributedSampler,
@@ -25,6 +26,8 @@ from torch.utils.data import (
     RandomSampler,
     Sampler,
     Subset,
+    SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -38,6 +41,14 @@ from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import JitckptError
 
 EPOCHS = 2
+WATCH = chosen_samples.watch
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It looks at all objects of the process, which many a test has made."""
+    monkeypatch.setattr(chosen_samples, "watch", lambda: None)
+    monkeypatch.setattr(chosen_samples, "_known", None)
 
 
 class Squares(Dataset[Any]):
@@ -726,11 +737,55 @@ class ByIterator(IterableDataset[Any]):
         return itertools.islice(self.numbers, 4)
 
 
+class Reader:
+    """Of a stream: counts what it has read, and all that is read in one pass."""
+
+    def __init__(self) -> None:
+        self.offset, self.of_pass, self.path = 0, 0, "there"
+        self.numbers = iter(range(100))
+
+    def begin(self) -> None:
+        self.of_pass = 0
+
+    def read(self) -> int:
+        self.offset += 1
+        self.of_pass += 1
+        return self.offset
+
+
+class Handed:
+    """A reader of each pass alone, which numbers come from."""
+
+    def __init__(self) -> None:
+        self.numbers: Iterator[int] = iter(())
+        self.times = 0
+
+    def begin(self) -> None:
+        self.numbers, self.times = iter(range(4)), 0
+
+    def read(self) -> int:
+        self.times += 1
+        return next(self.numbers)
+
+
+class ByReader(IterableDataset[Any]):
+    def __init__(self, reader: Any) -> None:
+        self.readers = [reader]
+
+    def __iter__(self) -> Iterator[int]:
+        (reader,) = self.readers
+        reader.begin()
+        for _ in range(4):
+            yield reader.read()
+
+
 @pytest.mark.parametrize(
     ("dataset", "workers", "named"),
     [
         (lambda: ByIterator(False), "0", "ByIterator.numbers"),
         (lambda: ByIterator(True), "0", None),
+        (lambda: ByReader(Reader()), "0", "Reader.numbers, Reader.offset"),
+        (lambda: ByReader(Handed()), "0", None),
         (GoingOn, "0", None),
         (GoingOn, "2", None),
         (GoingOn, "3 persistent", "GoingOn.place"),
@@ -768,7 +823,11 @@ def choosing(training: Training, kinds: Any, plain: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", [list, numpy.array, torch.tensor])
-def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(kind: Callable[..., Any]) -> None:
+def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(
+    kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+
     def build() -> Any:
         return kind, Squares(40)
 
@@ -776,17 +835,167 @@ def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(kind: Calla
     check_all(choosing, build, (2, 6) if kind is torch.tensor else (2, 5, 6, 8))
 
 
-def test_samples_that_were_chosen_before_the_loop_are_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Subset, "__init__", chosen_samples._plain)
-    monkeypatch.setattr(chosen_samples, "_is_watched", False)
-    split, said = Subset(Squares(), [1, 2]), list[str]()
-    chosen_samples.watch()
-    assert chosen_samples.chosen(split, said.append) == b""
-    assert chosen_samples.chosen(Squares(), said.append) == b""
-    kept = chosen_samples.chosen(Subset(Squares(), [3, 5]), said.append)
-    chosen_samples.choose_again(DataLoader(split), kept)
+def in_an_order_of_its_own(training: Training, count: int, plain: bool) -> None:
+    """Draws the order as the epoch begins, by all generators, and reads no loader; then evaluates."""
+    loop = training.loop
+    for epoch in range(3) if plain else loop.epochs(3):
+        order = torch.randperm(count).tolist() if epoch < 2 else [*range(count)]
+        noise = generators() if epoch < 2 else []
+        for number in range(count) if plain else loop.batches(range(count)):
+            training.told.append((epoch, order[number], noise, generators()))
+            training.optimize()
+        training.told.append(generators())
+
+
+def test_what_is_drawn_before_an_epochs_batches_is_drawn_again() -> None:
+    assert run(in_an_order_of_its_own, lambda: 4).told == run(in_an_order_of_its_own, lambda: 4, True).told
+    undisturbed = check_all(in_an_order_of_its_own, lambda: 4)
+    kept = [len(decoded(state[-1])["epoch"]) > 0 for state in undisturbed.step_ended.values()]
+    assert kept == [True] * 8 + [False] * 4, "where nothing is drawn there is nothing to be kept"
+
+
+class Labelled(Dataset[Any]):
+    """Of the script's own: an array and a rank."""
+
+    def __init__(self, numbers: Any) -> None:
+        self.numbers, self.rank, self.names = numpy.array(numbers), len(numbers), [[one] for one in numbers]
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> Any:
+        return int(self.numbers[index]) + self.names[index][0]
+
+
+MADE: dict[str, Callable[[list[int]], Any]] = {
+    "TensorDataset": lambda found: DataLoader(TensorDataset(torch.tensor(found)), batch_size=4),
+    "weights": lambda found: DataLoader(
+        Squares(40), batch_size=4, sampler=WeightedRandomSampler([one + 0.5 for one in found], len(found))
+    ),
+    "count": lambda found: DataLoader(
+        Squares(40), batch_size=4, sampler=RandomSampler(Squares(40), num_samples=len(found))
+    ),
+    "SubsetRandomSampler": lambda found: DataLoader(
+        Squares(40), batch_size=4, sampler=SubsetRandomSampler(found)
+    ),
+    "batch size": lambda found: DataLoader(Squares(40), batch_size=1 + found[1] % 5),
+    "list": lambda found: DataLoader(found, batch_size=4, shuffle=True),  # type: ignore[arg-type]
+    "list of tensors": lambda found: DataLoader([torch.ones(2) * one for one in found], batch_size=4),  # type: ignore[arg-type]
+    "batches": lambda found: [torch.tensor(found[begin : begin + 4]) for begin in range(0, len(found), 4)],
+    "ConcatDataset": lambda found: DataLoader(
+        ConcatDataset([Subset(Squares(40), found[:6]), Subset(Squares(40), found[6:])]), batch_size=4
+    ),
+    "a class of the script's": lambda found: DataLoader(Labelled(found), batch_size=4),
+    "seeded": lambda found: DataLoader(
+        Squares(40), batch_size=4, shuffle=True, generator=torch.Generator().manual_seed(3)
+    ),
+    "generator": lambda found: (torch.tensor([one]) for one in range(9)),
+    "DistributedSampler": lambda found: DataLoader(
+        subset := TensorDataset(torch.tensor(found)), batch_size=4, sampler=DistributedSampler(subset, 2, 0)
+    ),
+}
+
+
+def made_anew(training: Training, kind: Any, plain: bool) -> None:
+    """By what it has come to as each epoch begins."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        loader = MADE[kind](
+            [number for number in range(40) if (number + training.step) ** 2 % 7 > training.step % 4]
+        )
+        if kind == "DistributedSampler":
+            loader.sampler.set_epoch(epoch)
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+
+
+@pytest.mark.parametrize("kind", MADE)
+def test_what_is_made_of_samples_as_an_epoch_begins_is_made_again(
+    kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+    assert run(made_anew, lambda: kind).told == run(made_anew, lambda: kind, plain=True).told
+    check_all(made_anew, lambda: kind, (2, 6) if kind == "DistributedSampler" else (2, 6, 9, 10))
+
+
+def test_loaders_in_turn_give_what_they_give_alone() -> None:
+    def in_turn(training: Training, loaders: Any, plain: bool) -> None:
+        loop = training.loop
+        for epoch in range(4) if plain else loop.epochs(4):
+            for batch in loaders[epoch % 2] if plain else loop.batches(loaders[epoch % 2]):
+                training.told.append((epoch, listed(batch), generators()))
+                training.optimize()
+
+    def build() -> Any:
+        return [
+            DataLoader(
+                Squares(6), batch_size=2, shuffle=True, generator=torch.Generator().manual_seed(number)
+            )
+            for number in range(2)
+        ]
+
+    assert run(in_turn, build).told == run(in_turn, build, plain=True).told
+
+
+def changed_in_its_place(training: Training, data: Any, plain: bool) -> None:
+    """A dataset from before the loop: by its own name, through a variable of the script's, and anew."""
+    loop, (loader, values, labels, numbers) = training.loop, data
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        values.mul_(training.step + 2)
+        numbers[epoch] = training.step
+        loader.dataset.datasets[1].indices = [training.step % 7, *range(training.step % 4)]
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        assert labels.sum() == 8
+
+
+@pytest.mark.filterwarnings("ignore:jitckpt")
+def test_what_is_changed_of_a_dataset_as_an_epoch_begins_is_changed_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+
+    def build() -> Any:
+        values, labels, numbers = torch.ones(8), torch.ones(8), [*range(4)]
+        whole = TensorDataset(values, labels)
+        parts: Any = ConcatDataset([whole, Subset(whole, [1, 2]), Subset(whole, numbers)])
+        parts.cumulative_sizes = [8, 9, 13]
+        return DataLoader(parts, batch_size=2), values, labels, numbers
+
+    assert run(changed_in_its_place, build).told == run(changed_in_its_place, build, plain=True).told
+    check_all(changed_in_its_place, build, (2, 6, 8))
+
+
+def test_what_was_there_before_the_loop_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    split, said, samples = Subset(Squares(), [1, 2]), list[str](), [torch.ones(1), torch.ones(1)]
+    monkeypatch.setattr(chosen_samples, "_known", None)
+    assert chosen_samples.chosen(DataLoader(Subset(Squares(), [1])), said.append) == b"", "no loop has begun"
+    loader = DataLoader(split, shuffle=True)
+    WATCH()
+    assert chosen_samples.chosen(loader, said.append) == b""
+    assert chosen_samples.chosen(samples, said.append) == b""
+    kept = chosen_samples.chosen(DataLoader(Subset(Squares(), [3, 5]), shuffle=True), said.append)
+    chosen_samples.choose_again(loader, kept, said.append)
     assert split.indices == [3, 5]
     assert not said
-    many = Subset(Squares(), range(chosen_samples.MOST + 1))
-    assert chosen_samples.chosen(many, said.append) == b""
-    assert "131073 samples" in said[0]
+    chosen_samples.choose_again(DataLoader(Squares(), shuffle=True), kept, said.append)
+    assert "(Squares, BatchSampler, RandomSampler, not Subset, Squares, BatchSampler" in said.pop()
+
+
+@pytest.mark.parametrize(
+    ("made", "names"),
+    [
+        (lambda: DataLoader(Subset(Squares(), range(131073))), "Subset.indices: "),
+        (lambda: DataLoader(TensorDataset(torch.ones(1 << 18))), "TensorDataset.tensors: "),
+        (lambda: [torch.ones(1), object()], "list: "),
+        (lambda: [1, Squares()], "list: "),
+        (lambda: [torch.ones(1 << 18), torch.ones(2)], "list: "),
+    ],
+)
+def test_what_is_too_much_to_be_kept_is_named(made: Callable[[], Any], names: str) -> None:
+    said: list[str] = []
+    WATCH()
+    chosen_samples.chosen(made(), said.append)
+    assert said[0].startswith(names)

@@ -20,12 +20,18 @@ class Training:
         self.given: Optimizer = SGD(self.net.parameters(), lr=0.1)
         self.told: list[tuple[type, bool]] = []
         self.begun = 0
+        self.elsewhere: list[tuple[type, bool]] = []
+        self.says_all = False
 
     def watch(self) -> OtherOptimizers:
         return OtherOptimizers([self.given], self)
 
     def other_step_begins(self) -> None:
         self.begun += 1
+
+    def stepped_elsewhere(self, optimizer: Optimizer) -> bool:
+        self.elsewhere.append((type(optimizer), self.says_all))
+        return self.says_all
 
     def other_stepped(self, optimizer: Optimizer, *, has_begun: bool) -> None:
         assert self.begun
@@ -136,4 +142,17 @@ def test_what_a_given_optimizer_makes_inside_is_its_own(training: Training) -> N
     training.steps(training.given, training.given, training.given)
     watched.end()
     training.steps(SGD(training.net.parameters(), lr=0.1, momentum=0.9))
+    assert training.told == []
+
+
+def test_one_with_parameters_of_no_given_one_is_told_until_all_is_said_of_it(training: Training) -> None:
+    watched = training.watch()
+    late = Adam(training.beside.parameters())
+    training.steps(late)  # before the training
+    training.steps(training.given, late)
+    training.says_all = True
+    training.steps(late, late, training.given, late)
+    watched.end()
+    training.steps(Adam(training.beside.parameters()))
+    assert training.elsewhere == [(Adam, False), (Adam, True)]
     assert training.told == []

@@ -68,7 +68,7 @@ class BesideTraining(ABC):
 
     def _of_replicas(self, shared: Shared) -> Mapping[str, Tensor]:
         """Return what this rank copies of that which replicas hold alike."""
-        return shared.tensors() if self._replica else {}
+        return shared.all_tensors() if self._replica else {}
 
     def _soon_gone(self, step: int) -> Mapping[str, Tensor]:
         """Return what else is to be copied of this step, which the next minibatch does away with."""
@@ -153,8 +153,8 @@ class BesideTraining(ABC):
         if snapshot is None:
             self._warn(f"Step {step} was not saved: its state on the host is kept no more.")
             return
-        rates = snapshot.shared.rates()
-        if _places(rates) != _places(begun.shared.rates()):  # others have come into their place since
+        named = snapshot.shared.in_documents()
+        if _places(named) != _places(begun.shared.in_documents()) or _was_taken_again(begun, snapshot.shared):
             self._begun = begun
             self.copy_again(snapshot.shared)
             begun, self._begun = self._begun, None
@@ -164,8 +164,8 @@ class BesideTraining(ABC):
             document, common = document_of(
                 self._host, self._history, snapshot, step=step, reason=self._reason, local=begun.local
             )
-            for name, tensor in snapshot.progress.tensors.items():
-                if name in rates:
+            for name, tensor in [*common.items()]:
+                if name in named:
                     del common[name]  # it is among the copies, of this rank or of a replica
                 elif tensor.device.type != "cpu":  # a scheduler has made it
                     common[name] = to_host(tensor)
@@ -181,3 +181,13 @@ class BesideTraining(ABC):
 
 def _places(tensors: Mapping[str, Tensor]) -> dict[str, int]:
     return {name: tensor.data_ptr() for name, tensor in tensors.items()}
+
+
+def _was_taken_again(begun: Begun, shared: Shared) -> bool:
+    """Whether a wrapper may have changed what it has on the device, after its optimizer's own step."""
+    pairs = zip(begun.shared.optimizers, shared.optimizers, strict=True)
+    return any(
+        before.beside is not now.beside
+        and any(one.device.type != "cpu" for one in now.beside.tensors.values())
+        for before, now in pairs
+    )

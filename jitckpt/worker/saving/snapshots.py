@@ -298,7 +298,7 @@ class Snapshots(BesideTraining):
         return min(SLOTS, key=lambda slot: host_memory.worth(seals[slot], kept))
 
     def _of_replicas(self, shared: Shared) -> Mapping[str, Tensor]:
-        tensors = shared.tensors()
+        tensors = shared.all_tensors()
         members = self._given.members
         if len(members) < 2:
             return tensors

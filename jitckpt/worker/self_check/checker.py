@@ -141,6 +141,10 @@ class SelfChecker:
         """Whether nothing is left to be done by the training's thread."""
         return self._left == 0 and self._begun is None
 
+    def has_named(self, optimizer: object) -> bool:
+        """Whether it has said of this optimizer that it was not given."""
+        return self._not_given is not None and optimizer in self._not_given.named
+
     def step_ended(self, step: int, local: Callable[[], Mapping[str, Encoded]], shared: Shared) -> None:
         """Begin a check of the state after `step`, if one is due."""
         if self._first is None:

@@ -53,6 +53,7 @@ class NotGiven:
         # A fused step is not counted among the writes to its parameters.
         self._stepped: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._hook = register_optimizer_step_post_hook(untraced(lambda one, *_: self._stepped.add(one)))
+        self.named: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._schedulers: list[str] = []
         self._hooks: list[Difference] = []  # of DDP
 
@@ -76,6 +77,7 @@ class NotGiven:
         for optimizer in (one for of in self._optimizers if (one := self._has_trained(of)) is not None):
             name = f"{type(optimizer).__qualname__} with {len(parameters_of(optimizer))} parameters"
             found.append(Difference("not given to jitckpt.init: optimizer=[...]", name))
+            self.named.add(optimizer)
         if '"last_epoch"' not in text:
             found += [
                 Difference("not given to jitckpt.init: scheduler=...", name) for name in self._schedulers

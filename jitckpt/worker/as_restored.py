@@ -1,0 +1,100 @@
+"""The shared state as a restart goes on with it, whatever the script changes before its first batch.
+
+What an epoch does before its loop over batches (weights drawn anew, an optimizer's state cleared, a group
+added) a restart in that epoch does again, to the state that has it already. So what it has changed is put
+back from the save as the batches go on.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.errors import TreeError
+from jitckpt.state import tensors_seen
+from jitckpt.state.host_state import HostState, Shared
+
+WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+class AsRestored:
+    """Of one restart, from the moment at which its loop begins until `is_changed` is asked."""
+
+    def __init__(self, host: HostState) -> None:
+        self._host = host
+        self._before = _look(host)
+        self._tensors = _tensors_of(self._before)
+        self._sums = _sums(self._tensors)  # of what is written through `data` torch counts nothing
+        self._writes = tensors_seen.writes(self._tensors.values())
+        self._writes.look()
+        self._optimizers = [one.optimizer for one in host.optimizers]
+        for optimizer in self._optimizers:
+            _add_no_group_twice(optimizer)
+
+    def is_changed(self) -> bool:
+        """Return whether it is another now; for once."""
+        for optimizer in self._optimizers:
+            vars(optimizer).pop("add_param_group", None)
+        if self._host.model is not None:
+            self._host.model.follow()
+        before, now = self._before, _look(self._host)
+        if before is None or now is None or self._writes.changed():
+            return True
+        here = _tensors_of(now)
+        if here.keys() != self._tensors.keys() or _sums(here) != self._sums:
+            return True
+        return before.held.frozen != now.held.frozen or any(
+            (one.numbers, one.names) != (other.numbers, other.names)
+            or not (_are_same(one.others, other.others) and _are_same(one.beside, other.beside))
+            for one, other in zip(before.optimizers, now.optimizers, strict=True)
+        )
+
+
+def _look(host: HostState) -> Shared | None:
+    try:
+        return host.shared()
+    except TreeError:  # what can't be saved can't be compared
+        return None
+
+
+def _tensors_of(shared: Shared | None) -> dict[str, Tensor]:
+    """Return those on a device, but for hyperparameters, which are put back in any case."""
+    if shared is None:
+        return {}
+    rates = shared.rates()
+    return {name: one.detach() for name, one in shared.all_tensors().items() if name not in rates}
+
+
+def _sums(tensors: Mapping[str, Tensor]) -> list[int]:
+    """Return a number for each that is another once its values are, as a rule; waits for the device once."""
+    sums = [
+        (torch.view_as_real(one) if one.is_complex() else one)
+        .view(WORDS[one.itemsize // 2 if one.is_complex() else one.itemsize])
+        .sum(dtype=torch.int64)
+        for one in tensors.values()
+    ]
+    return torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+
+
+def _are_same(one: Encoded, other: Encoded) -> bool:
+    if one.tree != other.tree or one.tensors.keys() != other.tensors.keys():
+        return False
+    pairs = [(tensor, other.tensors[name]) for name, tensor in one.tensors.items()]
+    return all(here.device.type != "cpu" or torch.equal(here, there) for here, there in pairs)
+
+
+def _add_no_group_twice(optimizer: Any) -> None:
+    """Have a group that the restart has brought back stay as it is, where the script adds it once more."""
+    add = optimizer.add_param_group
+
+    def add_if_new(param_group: dict[str, Any]) -> None:
+        given = param_group["params"]
+        parameters = [given] if isinstance(given, Tensor) else [*given]
+        tensors = [one[1] if isinstance(one, tuple) else one for one in parameters]
+        known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        if not (tensors and known.issuperset(map(id, tensors))):
+            add({**param_group, "params": parameters})
+
+    optimizer.add_param_group = add_if_new
