@@ -386,7 +386,7 @@ class MemoryProtection(threading.Thread):
         memory = self._tier.memory
         timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
-        begun = time.monotonic()
+        begun, took = time.monotonic(), 0.0
         with self._sending.under_way():
             if self._tier.parity is not None:
                 self._tier.parity.put(peer, host, rank, step, timeline)
@@ -399,10 +399,11 @@ class MemoryProtection(threading.Thread):
                     )
                     sent = self._steps.put(other, self._hosts.name(host), one)
                 if sent is None:
-                    peer.put(one)
-                    sent = one.seal.size
+                    given = peer.give(one)
+                    sent, took = given.bytes, given.seconds
                 self._own[rank].size = sent
         ended = time.monotonic()
+        begun = ended - took if took else begun
         if self._spreading is not None and self._sending.is_as_fast_as_it_goes:
             self._spreading.measured(host, self._own[rank].size, ended - begun)
         self._sending.sent(step, begun, ended, self._own[rank].size)

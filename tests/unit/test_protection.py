@@ -425,7 +425,7 @@ def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
     def refused(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(PeerMemory, "put", refused)
+    monkeypatch.setattr(PeerMemory, "give", refused)
     for rank in range(4):
         agents.put(rank, 1)
     agents.until_safe(1)
@@ -441,7 +441,7 @@ def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
     def mistaken(*_: Any) -> None:
         raise KeyError("a mistake")
 
-    monkeypatch.setattr(PeerMemory, "put", mistaken)
+    monkeypatch.setattr(PeerMemory, "give", mistaken)
     for rank in range(4):
         agents.put(rank, 1)
     until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
