@@ -166,7 +166,9 @@ class MemoryTier:
             self.wanted.mode != PARITY and not self.wanted.sharded and self.copies > 1 and len(hosts.all) > 1
         )
         self._own = frozenset(hosts.all[hosts.index].ranks)
-        hosts.answers[peers.VISIT] = partial(peers.serve, self.memory, self._why_not, more=self._answer)
+        hosts.answers[peers.VISIT] = partial(
+            peers.serve, self.memory, self._why_not, more=self._answer, own=self._own
+        )
         if self._parity is not None:
             self._parity.meet(hosts)
             if self._parity.is_used:

@@ -1,9 +1,9 @@
 """What keeps the state of this host's ranks in memory while they run: sends snapshots, and counts them.
 
 A thread sees that a rank has a new whole snapshot in this host's memory, and has it sent to the hosts that
-are to hold it. The first host counts: a step that every rank has, and all its holders, is safe. That is told
-to all ranks, and only then does one of them give its older step up. So there is at all times one step that
-is whole everywhere.
+are to hold it. It is counted up the tree of hosts (decisions/step_count.py): a step that every rank has, and
+all its holders, is safe. The first host tells all ranks, and only then does one of them give its older step
+up. So there is at all times one step that is whole everywhere.
 """
 
 import os
@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 
 from jitckpt.agent.memory_health import MemoryHealth
@@ -25,7 +25,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
-from jitckpt.decisions.sources import confirmed
+from jitckpt.decisions.step_count import StepCount
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
@@ -59,18 +59,22 @@ ROOT = 0  # the host that counts
 
 @dataclass
 class _Rank:
-    """A rank of this host. sent: its steps that all holders have; begun: those that are on their way, too.
+    """A rank of this host. sent: its steps that all holders have; begun: the newest that is on its way there.
 
-    snapshot: the step of which one was begun last, and when. copied: how long it took to be in this host's
-    memory. size: its bytes, as many as went to each other host. problem: why another host has not got it;
-    is_refused: by the last one that was asked.
+    by, parts: the hosts that have the newest of these as a whole, and those that have it all together.
+    snapshot: the step of which one was begun last, and when. took: a step, and how long its own took to be on
+    all holders. copied: how long one took to be in this host's memory. size: its bytes, as many as went to
+    each other host. problem: why another host has not got it; is_refused: by the last one that was asked.
     """
 
     memory: int
-    begun: set[int] = field(default_factory=set)
+    begun: int = 0
     sent: set[int] = field(default_factory=set)
+    by: list[int] = field(default_factory=list)
+    parts: list[int] = field(default_factory=list)
     skipped: int = 0
     snapshot: tuple[int, float] = (0, 0.0)
+    took: tuple[int, float] = (0, 0.0)
     copied: float = 0.0
     size: int = 0
     problem: str = ""
@@ -99,10 +103,9 @@ class MemoryProtection(threading.Thread):
         self._index = 0 if hosts is None else hosts.index
         self._health = MemoryHealth(self._ranks, log)
         self._lost: Collection[int] = ()  # hosts
+        self._left: Collection[int] = frozenset()  # hosts that have been seen to be lost
         self._place()
-        self._kept: dict[int, list[int]] = {}  # at the root: of each rank the steps that all its holders have
-        self._by: dict[int, list[int]] = {}  # at the root: of each rank the hosts with the newest
-        self._parts_of: dict[int, list[int]] = {}  # at the root: the same, where they have it all together
+        self._counted = StepCount(self._index, 1 if hosts is None else len(hosts.all))
         self._told_keepers: tuple[dict[int, list[int]], dict[int, list[int]]] = ({}, {})
         self.safe = 0
         self._settled = 0
@@ -211,6 +214,9 @@ class MemoryProtection(threading.Thread):
         """See what the ranks have put into this host's memory, and whether it needs what it has lent."""
         if self._spreading is not None and (ranks := self._tier.spare.given_back()):
             self._tell(agents.GivenBack(ranks))
+        if self._hosts is not None and self._hosts.lost != self._left:
+            self._left = self._hosts.lost
+            self._count()  # those below a host that is lost tell another one
         for rank, own in self._own.items():
             if host_memory.word(own.memory, OFF):
                 if self._off is None:
@@ -226,8 +232,8 @@ class MemoryProtection(threading.Thread):
                 own.skipped = skipped
                 self._tell(agents.SnapshotSkipped(rank, skipped))
             for slot, seal in host_memory.found(own.memory):
-                if seal.step not in own.begun:
-                    own.begun = {seal.step, *sorted(own.begun)[-1:]}
+                if seal.step > own.begun:  # an older one has been sent, or is needed no more
+                    own.begun = seal.step
                     if seal.step == own.snapshot[0]:
                         own.copied, own.size = time.monotonic() - own.snapshot[1], seal.size
                     sending = self._senders.submit(self._send, rank, own, slot, seal.step)
@@ -251,9 +257,8 @@ class MemoryProtection(threading.Thread):
                 self._hear_of_parts(host, said)
                 return
             match said:
-                case agents.Kept(rank) if rank in self._ranks:
-                    self._kept[rank], self._by[rank] = said.steps, said.by
-                    self._parts_of[rank] = said.parts
+                case agents.Counted():
+                    self._counted.hear(said)
                     if said.took:
                         self._pace.measured(said.took, said.seconds, said.step_seconds)
                     self._count()
@@ -297,12 +302,33 @@ class MemoryProtection(threading.Thread):
             if not parts:
                 where = "" if self._tier.parity is not None else ", in its own host's memory alone"
                 self._warn(f"rank {rank}'s state is less protected{where}: {problem}")
-        own.sent = {step, *sorted(own.sent - {step})[-1:]}
-        said = agents.Kept(rank, sorted(own.sent), by, parts)
-        if step == own.snapshot[0]:
-            seconds = time.monotonic() - own.snapshot[1]
-            said = replace(said, took=step, seconds=seconds, step_seconds=own.step_seconds)
-        self._tell(said)
+        with self._lock:
+            own.sent = {step, *sorted(own.sent - {step})[-1:]}
+            own.by, own.parts = by, parts
+            if step == own.snapshot[0]:
+                own.took = step, time.monotonic() - own.snapshot[1]
+            if all(one.sent for one in self._own.values()):
+                self.hear(self._index, self._of_own_ranks())
+
+    def _of_own_ranks(self) -> agents.Counted:
+        """Return what this host says of its ranks."""
+        own = list(self._own.values())
+        steps = sorted(set.intersection(*(one.sent for one in own)))
+        by = [host for host in own[0].by if all(host in one.by for one in own)]
+        others = [{*one.by, *one.parts} - {self._index} for one in own]
+        spread = any(one.parts for one in own) and all(others)
+        parts = sorted(set().union(*others)) if spread else []
+        kept = agents.Keepers(self._index, by, parts)
+        is_as_placed = by == list(self._placed[self._index]) and not parts
+        took = [one.took[1] for one in own if steps and one.took[0] == steps[-1]]
+        return agents.Counted(
+            [self._index],
+            steps,
+            [] if is_as_placed else [kept],
+            steps[-1] if took else 0,
+            max(took, default=0.0),
+            min((one.step_seconds for one in own if one.step_seconds > 0), default=0.0),
+        )
 
     def _sent(self, rank: int, sending: "Future[None]") -> None:
         """See that what no sender foresees does not leave the ranks waiting for a snapshot."""
@@ -374,19 +400,18 @@ class MemoryProtection(threading.Thread):
         if self._spreading is None:
             return
         self._spreading.hear(host, said)
-        ranks = said.ranks if isinstance(said, agents.GivenBack) else []
-        gone = [rank for rank in ranks if host in self._parts_of.get(rank, ())]
-        self._parts_of |= {rank: [] for rank in gone}
-        if gone and self.safe:
-            keepers = self._found_keepers(), self._found_parts()
-            self._publish(agents.Safe(self.safe, self._settled, *keepers))
+        if not isinstance(said, agents.GivenBack) or self._hosts is None:
+            return
+        owners = {self._hosts.host_of(rank) for rank in said.ranks if rank in self._ranks}
+        if self._counted.give_up_parts(owners, host) and self.safe:
+            self._publish(agents.Safe(self.safe, self._settled, *self._found()))
 
     def _put(self, host: int, rank: int, step: int) -> None:
         assert self._hosts is not None
         memory = self._tier.memory
         timeline = memory.timeline(rank, step)
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
-        begun = time.monotonic()
+        begun, took = time.monotonic(), 0.0
         with self._sending.under_way():
             if self._tier.parity is not None:
                 self._tier.parity.put(peer, host, rank, step, timeline)
@@ -399,10 +424,11 @@ class MemoryProtection(threading.Thread):
                     )
                     sent = self._steps.put(other, self._hosts.name(host), one)
                 if sent is None:
-                    peer.put(one)
-                    sent = one.seal.size
+                    given = peer.give(one)
+                    sent, took = given.bytes, given.seconds
                 self._own[rank].size = sent
         ended = time.monotonic()
+        begun = ended - took if took else begun
         if self._spreading is not None and self._sending.is_as_fast_as_it_goes:
             self._spreading.measured(host, self._own[rank].size, ended - begun)
         self._sending.sent(step, begun, ended, self._own[rank].size)
@@ -548,32 +574,31 @@ class MemoryProtection(threading.Thread):
     # The root's part, and how all hear of it.
 
     def _count(self) -> None:
-        if self._index == ROOT and self._kept.keys() >= set(self._ranks):
-            safe = confirmed(self._kept.values())
+        """Tell who is above what is new; at the root, all."""
+        with self._lock:
+            if self._index != ROOT:
+                assert self._hosts is not None
+                for host, said in self._counted.news(self._hosts.lost):
+                    self._hosts.send(host, said)
+                return
+            safe = self._counted.everywhere
             if safe > max(self.safe, self._left_out):
-                keepers, parts = self._found_keepers(), self._found_parts()
+                found = self._found()
                 known = [*self._keepers.values()], [*self._parts.values()]
-                news = ([], []) if (keepers, parts) == known else (keepers, parts)
                 settled = max(self._settled, safe)
+                news = ([], []) if found == known else found
                 self._publish(agents.Safe(safe, settled, *news, **self._pace.planned(safe)))
 
-    def _found_keepers(self) -> list[list[int]]:
-        """Return of each host which hosts have what its ranks have."""
-        ranks = [self._ranks] if self._hosts is None else [host.ranks for host in self._hosts.all]
-        return [
-            [one for one in self._by[of_host[0]] if all(one in self._by[rank] for rank in of_host)]
-            for of_host in ranks
-        ]
+    def _found(self) -> tuple[list[list[int]], list[list[int]]]:
+        """Return of each host which hosts have what its ranks have, and which others have it all together.
 
-    def _found_parts(self) -> list[list[int]]:
-        """Return of each host which others have its ranks' steps all together, if none has all of it."""
-        ranks = [self._ranks] if self._hosts is None else [host.ranks for host in self._hosts.all]
-        found: list[list[int]] = []
-        for host, of_host in enumerate(ranks):
-            by = {rank: {*self._by[rank], *self._parts_of.get(rank, ())} - {host} for rank in of_host}
-            spread = any(self._parts_of.get(rank) for rank in of_host)
-            found.append(sorted(set().union(*by.values())) if spread and all(by.values()) else [])
-        return found
+        The latter where none has all of it.
+        """
+        kept = [
+            self._counted.kept(host) or agents.Keepers(host, list(placed), [])
+            for host, placed in enumerate(self._placed)
+        ]
+        return [one.by for one in kept], [one.parts for one in kept]
 
     def _publish(self, said: agents.Safe | agents.ProtectionEnds | agents.OfSpreading) -> None:
         if self._index == ROOT:

@@ -1,6 +1,7 @@
 """A policy as options of `jitckpt run` and arguments of `jitckpt.init`; or why there are none for it."""
 
-from jitckpt.decisions.memory_wanted import MOST_COPIES
+from jitckpt.decisions.memory_wanted import MOST_COPIES, PARITY, PEER, SHARDED
+from jitckpt.decisions.redundancy import LEAST_GROUP
 from jitckpt.planning.cluster import Description
 from jitckpt.planning.policies import Files, Gemini, Policy, Reft, TransparentJit, UserJit
 
@@ -8,17 +9,41 @@ from jitckpt.planning.policies import Files, Gemini, Policy, Reft, TransparentJi
 def why_not(policy: Policy) -> str:
     """Return why `jitckpt run` can't do it, a clause; nothing if it can."""
     tiers = policy.tiers
-    memory = next((tier for tier in tiers if isinstance(tier, Gemini)), None)
+    memory = [tier for tier in tiers if isinstance(tier, Gemini | Reft)]
     transparent = any(isinstance(tier, TransparentJit) for tier in tiers)
-    if any(isinstance(tier, Reft) for tier in tiers):
-        return "it keeps no parts of states, only whole ones (gemini)"
-    if memory is not None and transparent:
+    if len(memory) > 1:
+        return "it has one memory tier"
+    if memory and transparent:
         return "in transparent mode it has no memory tier"
-    if memory is not None and memory.replicas > MOST_COPIES:
-        return f"it keeps at most {MOST_COPIES} copies"
     if transparent and any(isinstance(tier, UserJit) for tier in tiers):
         return "a job is in one mode"
+    return _why_not_in_memory(memory[0]) if memory else ""
+
+
+def _why_not_in_memory(tier: Gemini | Reft) -> str:
+    match tier:
+        case Gemini() if tier.replicas > MOST_COPIES:
+            return f"it keeps at most {MOST_COPIES} copies"
+        case Reft(method="arc-aec"):
+            return "it protects parts of states by copies or by parity, not by both"
+        case Reft(method="aor"):
+            return "where the optimizer is sharded it keeps whole states, even if it sends gradients alone"
+        case Reft(method="aec") if _group(tier) < LEAST_GROUP:
+            return f"it has parity over {LEAST_GROUP} hosts or more"
     return ""
+
+
+def _group(tier: Reft) -> int:
+    """Return over how many hosts there is parity."""
+    return min(tier.description.job.mesh.replicas, tier.description.cluster.machines)
+
+
+def _of_parts(tier: Reft) -> str:
+    """Return what `--memory-tier` is given."""
+    if tier.description.cluster.machines == 1:
+        return SHARDED
+    protection = f"{PARITY}={_group(tier)}" if tier.method == "aec" else f"{PEER}=2"
+    return f"{SHARDED}+{protection}"
 
 
 def command(description: Description, policy: Policy, minibatches_per_save: int | None) -> str:
@@ -39,6 +64,11 @@ def command(description: Description, policy: Policy, minibatches_per_save: int 
                 words.append(f"--memory-tier peer={tier.replicas}")
                 words.append(f"--memory-every {tier.checkpoint_minibatches}")
                 if tier.replicas > 1 and cluster.machines_per_rack < cluster.machines:
+                    words.append("--failure-domains FILE")
+            case Reft():
+                words.append(f"--memory-tier {_of_parts(tier)}")
+                words.append(f"--memory-every {tier.checkpoint_minibatches}")
+                if tier.method == "arc" and 1 < cluster.machines > cluster.machines_per_rack:
                     words.append("--failure-domains FILE")
             case Files() if minibatches_per_save is not None:
                 init.append(f"save_every={minibatches_per_save}")

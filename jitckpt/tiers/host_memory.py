@@ -199,6 +199,7 @@ class HostMemory(Tier):
         self.lend_at_most: Callable[[int], None] = lambda size: None
         self._windows: dict[tuple[int, int], Window] = {}  # by rank and slot, as they were last
         self._beginnings: dict[tuple[int, int], Window] = {}  # the same
+        self._reserved: dict[tuple[int, int], int] = {}  # bytes of each slot's data that have memory
 
     def of(self, rank: int) -> int:
         """Return the memfd of a rank, which is made if there is none."""
@@ -214,7 +215,7 @@ class HostMemory(Tier):
         if parsed.identity.rank != rank:
             raise SaveError(f"A shard of rank {parsed.identity.rank} came as that of rank {rank}.")
         self._refuse_too_much(descriptor, rank, seal_)
-        reserve(descriptor, slot, seal_.data_bytes)
+        self._reserve(rank, slot, seal_.data_bytes)
         yield parsed, self._window(rank, slot, seal_.data_bytes)
         seal(descriptor, slot, index, seal_)
 
@@ -272,6 +273,7 @@ class HostMemory(Tier):
         for slot in SLOTS:
             self._windows.pop((rank, slot), None)
             self._beginnings.pop((rank, slot), None)
+            self._reserved.pop((rank, slot), None)
         if rank in self.descriptors:
             os.close(self.descriptors.pop(rank))
 
@@ -309,6 +311,12 @@ class HostMemory(Tier):
         if known is None or known.size != size:
             known = kept[rank, slot] = chunks.window(self.of(rank), data_place(slot), size)
         return known
+
+    def _reserve(self, rank: int, slot: int, size: int) -> None:
+        """Have memory for a slot's data, once: to see that all of it is there takes as long as to read it."""
+        if self._reserved.get((rank, slot), 0) < size:
+            reserve(self.of(rank), slot, size)
+            self._reserved[rank, slot] = size
 
     def _refuse_too_much(self, descriptor: int, rank: int, of: Seal) -> None:
         if self.limit is None:

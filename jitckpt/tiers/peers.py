@@ -7,16 +7,18 @@ touches a device, a collective or the training's interpreter.
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, contextmanager
+from dataclasses import dataclass
 
 from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
 from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
-from jitckpt.tiers import chunks, shard
+from jitckpt.tiers import alike, chunks, shard
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.tier import Shard, Taker, Tier
 from jitckpt.wire import visits
@@ -24,6 +26,7 @@ from jitckpt.wire.checked import Checked, Kind, ProtocolError
 from jitckpt.wire.visits import (
     Add,
     Go,
+    Has,
     HeldShard,
     IndexComes,
     Put,
@@ -47,6 +50,14 @@ Connection = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 More = Callable[[visits.OfMemory, Connection], Awaitable[bool]]
 
 
+@dataclass(frozen=True)
+class Given:
+    """What had to be sent of a shard, and how long that took."""
+
+    bytes: int
+    seconds: float
+
+
 class PeerMemory(Tier):
     """What one other host's memory has. A host that is lost, or says nonsense, is a LinkError."""
 
@@ -67,7 +78,11 @@ class PeerMemory(Tier):
         self._pace, self._stop = Pace() if pace is None else pace, stop
 
     def put(self, shard: Shard) -> None:
-        asyncio.run(self._put(shard))
+        self.give(shard)
+
+    def give(self, shard: Shard) -> Given:
+        """Do as `put` does; return what had to be sent."""
+        return asyncio.run(self._give(shard))
 
     def has(self) -> Sequence[HeldShard]:
         return asyncio.run(self._has())
@@ -94,15 +109,28 @@ class PeerMemory(Tier):
         """Return whether the other host, which ends, has got what it needs of others."""
         return asyncio.run(self._collected())
 
-    async def _put(self, one: Shard) -> None:
+    async def _give(self, one: Shard) -> Given:
+        who = self._hosts.name(self._host)
         async with self._visit() as (reader, writer):
             await self._send(writer, Put(one.rank, one.slot, one.seal.encode().hex()))
             await self._send(writer, IndexComes(), one.index)
-            await self._answer(reader, Go)
+            there: list[range] = []
+            while isinstance(said := (await self._answer(reader, Go, Has))[0], Has):
+                there.append(range(said.first, said.first + said.count))
             index = shard.parse_index(one.index, one.seal)
-            with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
-                chunks.send(socket, one.window, index.digests, self._pace, self._patience, self._stop)
+            try:
+                wanted = alike.missing(there, len(index.checksums))
+            except ValueError as error:
+                raise LinkError(f"{who} says what makes no sense: {error}.") from error
+            begun, size = time.monotonic(), len(one.index)
+            with handed_over(writer) as socket:
+                for run in wanted:
+                    window, digests = chunks.part_of(one.window, run), index.digests[run.start : run.stop]
+                    with chunks.of(index, who, run.start):
+                        chunks.send(socket, window, digests, self._pace, self._patience, self._stop)
+                    size += window.size
             await self._answer(reader, VisitDone)
+        return Given(size, time.monotonic() - begun)
 
     async def _has(self) -> Sequence[HeldShard]:
         async with self._visit() as (reader, writer):
@@ -191,11 +219,14 @@ async def serve(
     may_put: Callable[[int], str | None],
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
+    *,
     more: More | None = None,
+    own: Collection[int] = (),
 ) -> None:
     """Do what another host asks of this one's memory, and answer. Raises LinkError at the visit's end.
 
-    may_put: says why nothing of a rank is taken in here, if so.
+    may_put: says why nothing of a rank is taken in here, if so. own: ranks of which other hosts' ranks may
+    hold something, too, that need not come then.
     """
     try:
         request, _ = await visiting.hear(reader, *visits.OF_MEMORY)
@@ -205,7 +236,7 @@ async def serve(
                 _, encoded = await visiting.hear(reader, IndexComes)
                 if (reason := may_put(rank)) is not None:
                     raise SaveError(reason)
-                await _take(memory.coming(rank, slot, seal, encoded), writer)
+                await _take(memory, own, memory.coming(rank, slot, seal, encoded), writer)
                 writer.write(visiting.encode(VisitDone()))
             case visits.WantHeld():
                 held = await asyncio.to_thread(memory.has)
@@ -239,18 +270,30 @@ async def serve(
 
 
 async def _take(
-    coming: AbstractContextManager[tuple[shard.Index, chunks.Window]], writer: asyncio.StreamWriter
+    memory: HostMemory,
+    own: Collection[int],
+    coming: AbstractContextManager[tuple[shard.Index, chunks.Window]],
+    writer: asyncio.StreamWriter,
 ) -> None:
     """Have a shard come into memory."""
     with ExitStack() as stack:
         # What takes long is no matter for the loop, which others wait for.
         index, window = await asyncio.to_thread(stack.enter_context, coming)
+        there: list[range] = []
+        for run in await alike.find(memory, own, index):
+            if await asyncio.to_thread(alike.copied, run, index, window):
+                there.append(run.chunks)
+                writer.write(visiting.encode(Has(run.chunks.start, len(run.chunks))))
+                await writer.drain()
+        wanted = alike.missing(there, len(index.checksums))
 
         def receive(socket: int, stop: int) -> None:
-            chunks.receive(socket, window, index.digests, ANSWER_SECONDS, stop)
+            for run in wanted:
+                part, digests = chunks.part_of(window, run), index.digests[run.start : run.stop]
+                with chunks.of(index, first=run.start):
+                    chunks.receive(socket, part, digests, ANSWER_SECONDS, stop)
 
-        with chunks.of(index):
-            await beside(writer, receive, Go())
+        await beside(writer, receive, Go())
 
 
 async def give(writer: asyncio.StreamWriter, window: chunks.Window, digests: Sequence[bytes]) -> None:

@@ -244,17 +244,26 @@ class StepsCome(AgentMessage):
 
 
 @dataclass(frozen=True)
-class Kept(AgentMessage):
-    """The hosts `by` have a rank's state after these steps; those of `parts` the newest, all together.
+class Keepers(CheckedPart):
+    """Where a host's ranks' newest step is: the hosts `by` have all of it, those of `parts` all together."""
 
-    seconds: that the snapshot of step `took` took, where that is known (not 0), and a step of the rank.
+    host: int
+    by: list[int]
+    parts: list[int]
+
+
+@dataclass(frozen=True)
+class Counted(AgentMessage):
+    """All ranks of these hosts have these steps, and so have their keepers (decisions/step_count.py).
+
+    kept: of those hosts whose keepers are not those that were to be. seconds: that the slowest snapshot of
+    step `took` took, where that is known (not 0), and the shortest step of a rank.
     """
 
-    type = "kept"
-    rank: int
+    type = "counted"
+    hosts: list[int]
     steps: list[int]
-    by: list[int]
-    parts: list[int] = field(default_factory=list)
+    kept: list[Keepers] = field(default_factory=list)
     took: int = 0
     seconds: float = 0.0
     step_seconds: float = 0.0
@@ -376,9 +385,9 @@ class GivenBack(AgentMessage):
 
 
 OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
-OF_MEMORY = (Kept, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
+OF_MEMORY = (Counted, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
 OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
-OfMemory = Kept | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
+OfMemory = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
 KINDS: dict[str, type[AgentMessage]] = checked.by_type(

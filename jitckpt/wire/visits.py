@@ -112,13 +112,22 @@ class TailComes(Checked):
 class Put(OfMemory):
     """Keep this rank's shard. seal: in hex.
 
-    IndexComes follows; Go answers, the chunks go, VisitDone answers.
+    IndexComes follows; Has answers, if need be several times, and Go; the other chunks go, VisitDone answers.
     """
 
     type = "put"
     rank: int
     slot: int
     seal: str
+
+
+@dataclass(frozen=True)
+class Has(Checked):
+    """Of what is to come so many chunks are there already, from this one on."""
+
+    type = "has"
+    first: int
+    count: int
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,9 @@ namespace {
   throw Failure(Reason::ended, error ? std::strerror(error) : "the other side has closed it");
 }
 
-constexpr size_t most_at_once = 256 << 10;
+constexpr size_t most_at_once = 1 << 20;
+
+[[noreturn]] void silent() { throw Failure(Reason::silent, "the other side takes and sends nothing"); }
 
 bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -27,7 +29,7 @@ timespec in_timespec(std::chrono::nanoseconds left) {
 
 }  // namespace
 
-void Connection::wait_for(short events) {
+bool Connection::wait_for(short events) {
   const auto until = Clock::now() + patience_;
   while (true) {
     pollfd watched[] = {{socket_, events, 0}, {stop_, POLLIN, 0}};
@@ -35,8 +37,8 @@ void Connection::wait_for(short events) {
     const int ready = ppoll(watched, 2, &left, nullptr);
     if (ready < 0 && errno != EINTR) ended(errno);
     if (ready > 0 && watched[1].revents) throw Failure(Reason::stopped, "it was stopped");
-    if (ready > 0) return;
-    if (Clock::now() >= until) throw Failure(Reason::silent, "the other side takes and sends nothing");
+    if (ready > 0) return true;
+    if (Clock::now() >= until) return false;
   }
 }
 
@@ -69,7 +71,9 @@ void Connection::receive(std::span<std::byte> whole) {
       ended(0);
     else if (would_wait()) {
       be_woken_for(whole.size());
-      wait_for(POLLIN);
+      if (wait_for(POLLIN)) continue;
+      be_woken_for(1);  // less than that may have come
+      if (!has_something()) silent();
     } else if (errno != EINTR)
       ended(errno);
   }
@@ -81,9 +85,9 @@ void Connection::send(std::span<const std::byte> whole, bool more_follows) {
     const ssize_t count = ::send(socket_, whole.data(), whole.size(), flags);
     if (count >= 0)
       whole = whole.subspan(static_cast<size_t>(count));
-    else if (would_wait())
-      wait_for(POLLOUT);
-    else if (errno != EINTR)
+    else if (would_wait()) {
+      if (!wait_for(POLLOUT)) silent();
+    } else if (errno != EINTR)
       ended(errno);
   }
 }

@@ -28,7 +28,7 @@ class Connection {
   bool has_something() const;  // to be received
 
  private:
-  void wait_for(short events);
+  bool wait_for(short events);  // false when its patience is at an end
   void be_woken_for(size_t bytes);
 
   int socket_, stop_;

@@ -30,6 +30,12 @@ def test_tools_of_training_scripts(run_whole: Callable[..., str]) -> None:
     run_whole("tools")
 
 
+def test_a_copy_of_the_state_to_the_host_takes_no_memory_of_the_device(run_whole: Callable[..., str]) -> None:
+    found = json.loads(run_whole("snapshot"))
+    assert found["before"] == found["peak"] == found["after"] > 0
+    assert found["missing"] == 0
+
+
 @pytest.fixture(scope="module")
 def differences(run_whole: Callable[..., str]) -> list[list[str]]:
     """Per recipe, the names of the tensors that differ; one process trains all, to spare imports."""

@@ -183,6 +183,27 @@ def test_a_step_is_safe_once_every_rank_and_its_holders_have_it(agents: Agents) 
     assert agents.protections[0].step_that_stays([1, 3]) is None, "both hosts of a pair"
 
 
+def test_a_host_that_is_lost_in_the_tree_does_not_stop_the_counting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Host 3 tells host 2, that host 1, and that host 0; host 1 is lost when it has told what it has."""
+    monkeypatch.setattr("jitckpt.decisions.step_tree.FAN_OUT", 1)
+    with closing(Agents(str(tmp_path), 4)) as agents:
+        agents.start()
+        for rank in range(4):
+            agents.put(rank, 1)
+        agents.until_safe(1)
+        for rank in (0, 1, 3):
+            agents.put(rank, 2)
+        root = agents.protections[0]._counted
+        until(lambda: agents.look() or 2 in root._known[1].said.steps)
+        until(lambda: agents.look() or 2 in agents.protections[2]._counted._known[3].said.steps)
+        agents.protections.pop(1).stop()
+        agents.hosts.pop(1).close()
+        agents.put(2, 2)
+        until(lambda: agents.look() or agents.word(0, SAFE) == agents.word(3, SAFE) == 2)
+
+
 def test_what_becomes_of_ranks_is_told_once_memory_has_a_step_of_them(
     agents: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -425,7 +446,7 @@ def test_what_the_system_refuses_is_said_and_keeps_nobody_waiting(
     def refused(*_: Any) -> None:
         raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 
-    monkeypatch.setattr(PeerMemory, "put", refused)
+    monkeypatch.setattr(PeerMemory, "give", refused)
     for rank in range(4):
         agents.put(rank, 1)
     agents.until_safe(1)
@@ -441,7 +462,7 @@ def test_what_no_sender_foresees_ends_the_protection_and_not_the_training(
     def mistaken(*_: Any) -> None:
         raise KeyError("a mistake")
 
-    monkeypatch.setattr(PeerMemory, "put", mistaken)
+    monkeypatch.setattr(PeerMemory, "give", mistaken)
     for rank in range(4):
         agents.put(rank, 1)
     until(lambda: agents.look() or all(agents.word(rank, OFF) for rank in range(4)))
@@ -508,7 +529,7 @@ def test_what_comes_late_is_not_safe_once_others_may_have_given_it_up(agents: Ag
     until(lambda: agents.look() or all(agents.word(rank, SETTLED) == 3 for rank in range(4)))
     agents.put(3, 2)
     root = agents.protections[0]
-    until(lambda: agents.look() or all(2 in root._kept[rank] for rank in range(4)))
+    until(lambda: agents.look() or all(2 in root._counted._known[rank].said.steps for rank in range(4)))
     assert [agents.word(rank, SAFE) for rank in range(4)] == [1] * 4
     for rank in range(4):
         agents.put(rank, 4)

@@ -81,7 +81,7 @@ class Training:
         for name, tensor in self.tensors().items():
             places[name] = add(tensor)
         host_from = len(data)
-        places["random"] = add(torch.tensor([float(self.step)]))
+        places["random"] = add(random_of(rank, self.step))
         stepped = [
             Stepped(f"model.{n}", f"optimizer.0.state.{n}.", of_gradients[n], self.before[id(one)])
             for n, one in enumerate(self.parameters)
@@ -114,9 +114,14 @@ class Training:
     def is_kept(self, agents: Agents, host: int, rank: int) -> bool:
         """Whether a host has the state as it is now, bit for bit."""
         _, state = host_memory.read(agents.tiers[host].memory.of(rank), self.step)
-        expected = self.tensors() | {"random": torch.tensor([float(self.step)])}
+        expected = self.tensors() | {"random": random_of(rank, self.step)}
         assert state.tensors.keys() == expected.keys()
         return all(torch.equal(state.tensors[name], tensor) for name, tensor in expected.items())
+
+
+def random_of(rank: int, step: int) -> torch.Tensor:
+    """Return what a rank alone knows: so no two states are the same, of which one would not be sent."""
+    return torch.tensor([step + rank / 16])
 
 
 @pytest.fixture

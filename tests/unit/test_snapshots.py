@@ -1,5 +1,6 @@
 """When a rank makes a snapshot for the memory tier, and when its training waits for the one before."""
 
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -14,8 +15,9 @@ from test_host_memory import made
 from jitckpt.errors import SaveError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
-from jitckpt.tiers import host_memory
+from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED, HostMemory
+from jitckpt.worker.saving.host_copies import _laid_out_as
 from jitckpt.worker.saving.periodic import PeriodicSaver, PeriodicSettings
 from jitckpt.worker.saving.snapshots import SnapshotRule, Snapshots
 
@@ -141,3 +143,37 @@ def test_the_next_one_begins_once_the_last_is_settled(memory: int, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "current_stream", wait)
     assert snapshots._may_begin(2)
     assert snapshots.is_due(3)
+
+
+def test_what_lies_otherwise_on_the_device_is_in_memory_as_all_else(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Copies keep the device's order (channels last); in memory elements are in that of the shape."""
+    monkeypatch.setattr("jitckpt.worker.saving.snapshots.as_it_is", lambda identity, _: identity)
+    snapshots = made_of(memory)
+    snapshots._slot = 0
+    mapped = mmap.mmap(memory, mmap.PAGESIZE, offset=host_memory.data_place(0))
+    room = snapshots._room.by_slot[0] = torch.frombuffer(mapped, dtype=torch.uint8)
+    tensors = {
+        "last": torch.randn(2, 3, 4, 5).to(memory_format=torch.channels_last),
+        "turned": torch.randn(6, 7).t(),
+        "plain": torch.randn(5),
+        "scalar": torch.tensor(7.0),
+    }
+    copies: dict[str, torch.Tensor] = {}
+    for name, tensor in tensors.items():
+        at = sum(shard.aligned(one.nbytes) for one in copies.values())
+        copies[name] = _laid_out_as(room[at : at + tensor.nbytes].view(tensor.dtype), tensor)
+        assert copies[name].stride() == tensor.stride()
+        copies[name].copy_(tensor)
+    begun: Any = SimpleNamespace(step=2, copies=copies, own={})
+    snapshots._put_in(begun, {}, {})
+    _, state = host_memory.read(memory, 2)
+    assert all(torch.equal(state.tensors[name], tensor) for name, tensor in tensors.items())
+
+
+@pytest.mark.parametrize("tensor", [torch.zeros(4, 4)[:, :2], torch.zeros(3).expand(2, 3), torch.zeros(0, 3)])
+def test_copies_of_what_has_gaps_are_laid_out_as_usual(tensor: torch.Tensor) -> None:
+    copy = _laid_out_as(torch.zeros(tensor.numel()), tensor)
+    assert copy.is_contiguous()
+    assert copy.shape == tensor.shape

@@ -45,7 +45,8 @@ class HostCopies:
     ) -> tuple[int, dict[str, Tensor]]:
         """Enqueue copies of both; the first ones (buffers) are the first to change again.
 
-        Returns the number of the set and the copies, which are there once `are_there` says so.
+        Returns the number of the set and the copies, which are there once `are_there` says so. These are laid
+        out as the tensors are: to lay them out anew takes memory of the device.
         """
         size = sum(_aligned(tensor.nbytes) for tensor in (*first.values(), *others.values()))
         if self._room is not None:
@@ -62,8 +63,8 @@ class HostCopies:
         with torch.cuda.stream(self._stream), torch.no_grad():
             for group in (first, others):
                 for name, tensor in group.items():
-                    place = self._staging[offset : offset + tensor.nbytes]
-                    copies[name] = place.view(tensor.dtype).view(tensor.shape)
+                    place = self._staging[offset : offset + tensor.nbytes].view(tensor.dtype)
+                    copies[name] = _laid_out_as(place, tensor)
                     copies[name].copy_(tensor, non_blocking=True)
                     offset += _aligned(tensor.nbytes)
                 if group is first and first:
@@ -98,6 +99,16 @@ class HostCopies:
     def are_there(self, number: int) -> bool:
         """Return whether this set is the newest that is there; no device call."""
         return self._done is not None and self._done.item() == number
+
+
+def _laid_out_as(place: Tensor, tensor: Tensor) -> Tensor:
+    """Return memory in a tensor's shape, and with its strides if these leave no gaps."""
+    dense = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size != 1 and stride != dense:
+            return place.view(tensor.shape)
+        dense *= size
+    return place.as_strided(tensor.shape, tensor.stride())
 
 
 def _aligned(size: int) -> int:

@@ -359,6 +359,9 @@ class Snapshots(BesideTraining):
         for name, tensor in begun.copies.items():
             offset = tensor.data_ptr() - start if tensor.numel() else end
             end = max(end, shard.aligned(offset + tensor.nbytes))
+            if not tensor.is_contiguous():  # it lies as on the device
+                place = self._room.by_slot[slot][offset : offset + tensor.nbytes]
+                place.view(tensor.dtype).view(tensor.shape).copy_(tensor.contiguous())
             if name in begun.own or name.startswith(gradients.PREFIX):
                 sent = end  # these are the first
             if name.startswith(gradients.PREFIX):
