@@ -12,7 +12,7 @@ import socket
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
@@ -26,7 +26,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
 from jitckpt.agent.migration.leaving import LEADER
-from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
+from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -36,8 +36,8 @@ from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.agent.proxies.step_barrier import StepBarrier, known_again
 from jitckpt.agent.settings import Settings
 from jitckpt.agent.worker_processes import WorkerProcesses
-from jitckpt.bindings import criu, softgpu
-from jitckpt.bindings.criu import CriuError, Options
+from jitckpt.bindings import softgpu
+from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
 from jitckpt.decisions.suspects import Suspects
@@ -54,7 +54,7 @@ from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.moves import DumpedRank, HandOver, ImageFile, ImagePiece, Move, RanksRestored, Taken, Whole
+from jitckpt.wire.moves import HandOver, ImageFile, ImagePiece, Move, RanksRestored, Taken, Whole
 from jitckpt.wire.visits import Refused
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
@@ -65,20 +65,6 @@ FIRST_PROCESS = 3_000_000
 
 
 @dataclass
-class _Rank:
-    """One that is to go on here. ends: our sockets to it, by name."""
-
-    dumped: DumpedRank
-    folder: int
-    ring: int
-    ends: dict[str, socket.socket] = field(default_factory=dict)
-
-    @property
-    def rank(self) -> int:
-        return self.dumped.rank
-
-
-@dataclass
 class _Taken:
     """What this host has taken over. standbys: who else stands by.
 
@@ -86,7 +72,7 @@ class _Taken:
     """
 
     move: Move
-    ranks: Sequence[_Rank]
+    ranks: Sequence[RankFromImages]
     barrier: StepBarrier
     relay: StoreRelay
     standbys: Callable[[], list[Standby]]
@@ -197,7 +183,8 @@ class _Waiting:
         with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
             ranks = []
             for one in move.ranks:
-                ranks.append(_Rank(one, stack.enter_context(nameless_folder()), local_state.create()))
+                folder = stack.enter_context(nameless_folder())
+                ranks.append(RankFromImages(one, folder, local_state.create()))
                 undo.callback(os.close, ranks[-1].ring)
             await _receive_files(reader, {one.rank: one for one in ranks})
             begun = time.monotonic()
@@ -217,7 +204,7 @@ class _Waiting:
         self._taken.set_result(_Taken(move, ranks, barrier, relay, self._others, last, unheard))
 
     def _made_again(
-        self, move: Move, ranks: Sequence[_Rank], undo: contextlib.ExitStack
+        self, move: Move, ranks: Sequence[RankFromImages], undo: contextlib.ExitStack
     ) -> tuple[StepBarrier, StoreRelay]:
         """Make the processes again. Raises CriuError, OSError or HostsError; `undo` ends what there is."""
         if abs(time.monotonic() - move.clock) > SAME_CLOCK:
@@ -226,37 +213,16 @@ class _Waiting:
         undo.callback(barrier.close)
         relay = StoreRelay(*move.facts.workers_store, move.relay)
         undo.callback(relay.close)
-        undo.callback(_end, ranks)
+        for one in ranks:
+            undo.callback(one.end)
         assert self._settings.criu is not None
         for one in ranks:
-            for folder in one.dumped.folders:
-                os.makedirs(folder, exist_ok=True)
-            with contextlib.ExitStack() as stack:
-                inherit = list(inherited_outputs(one.dumped.outputs, stack))
-                memory = {"jitckpt-local-state": one.ring, "jitckpt-steps": barrier.file}
-                inherit += [(memory[name], f"/memfd:{name}") for name in one.dumped.memory if name in memory]
-                for inode, kind, name in one.dumped.sockets:
-                    one.ends[name], theirs = socket.socketpair(socket.AF_UNIX, kind)
-                    stack.callback(theirs.close)
-                    inherit.append((theirs.fileno(), f"socket:[{inode}]"))
-                    for message in one.dumped.said.get(name, []):
-                        theirs.send(bytes.fromhex(message))
-                mark = {variables.JOB_PROCESSES.name: self._children.mark}
-                criu.restore(
-                    self._settings.criu,
-                    Options(one.folder, RESTORING_SECONDS, inherit=inherit, variables=mark),
-                )
+            memory = {"jitckpt-steps": barrier.file}
+            one.restore(self._settings.criu, RESTORING_SECONDS, memory, self._children.mark)
         return barrier, relay
 
 
-def _end(ranks: Sequence[_Rank]) -> None:
-    for one in ranks:
-        end_what_is_left(one.dumped.pids)
-        for end in one.ends.values():
-            end.close()
-
-
-async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank]) -> None:
+async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, RankFromImages]) -> None:
     """Take the images, and what is in the memory of ranks. Raises LinkError if they don't come whole."""
     files: dict[tuple[int, str], int] = {}
     size, begun = 0, time.monotonic()
@@ -271,7 +237,7 @@ async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, _Rank
                 case ImageFile(rank, image, whole) if rank in ranks and (rank, image) not in files:
                     one = ranks[rank]
                     flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    file = os.open(image, flags, 0o600, dir_fd=one.folder) if image else os.dup(one.ring)
+                    file = os.open(image, flags, 0o600, dir_fd=one.images) if image else os.dup(one.ring)
                     files[rank, image] = file
                     os.ftruncate(file, whole)
                 case Whole():
@@ -314,28 +280,13 @@ class _Adopted(WorkerProcesses):
         pass  # it was
 
     def _start_worker(self, local_rank: int) -> Worker:
-        one = self._taken.ranks[local_rank]
-        return Worker.adopted(
-            one.rank,
-            one.dumped.pid,
-            own=one.ends["agent"],
-            copies=one.ends.get("copies"),
-            ring_fd=one.ring,
-            lifeline=lifeline_of(one.dumped.pid),
-            children=self._children,
-        )
+        return self._taken.ranks[local_rank].worker(self._children)
 
     def _proxies(self) -> Proxies | None:
         proxies = super()._proxies()
         assert proxies is not None
         for one in self._taken.ranks:
-            if "control" in one.ends:
-                proxies.adopt(one.rank, one.ends["control"])
-            for name, process, ended in one.dumped.askers:
-                proxies.servers.adopt(one.rank, one.ends[name], process, dict(ended))
-            for name, said in one.dumped.conversations.items():
-                self._taken.relay.take_over(one.ends[name], bytes.fromhex(said))
-                self._taken.relay.go_on([one.ends[name]])
+            one.adopt(proxies, self._taken.relay)
         return proxies
 
 

@@ -13,8 +13,9 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt.agent.migration.leaving import Departure, _Dumped
+from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
-from jitckpt.agent.standby import _Rank, _receive_files, _Waiting
+from jitckpt.agent.standby import _receive_files, _Waiting
 from jitckpt.decisions.belongings import Carried
 from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import listen
@@ -114,11 +115,11 @@ def dumped(tmp_path: Path) -> Iterator[_Dumped]:
 
 
 @pytest.fixture
-def come(tmp_path: Path) -> Iterator[_Rank]:
+def come(tmp_path: Path) -> Iterator[RankFromImages]:
     (there := tmp_path / "there").mkdir()
-    rank = _Rank(RANK, os.open(there, os.O_RDONLY), local_state.create())
+    rank = RankFromImages(RANK, os.open(there, os.O_RDONLY), local_state.create())
     yield rank
-    os.close(rank.folder)
+    os.close(rank.images)
     os.close(rank.ring)
 
 
@@ -140,7 +141,7 @@ def leaving(standby: Standby, ring: int) -> Departure:
     return made
 
 
-def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: _Rank) -> None:
+def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankFromImages) -> None:
     ring = local_state.create()
     os.pwrite(ring, b"local state", 5000)
 
@@ -159,7 +160,7 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: _Rank
 
     size, restored = asyncio.run(to(called, say))
     assert (restored, size >= 28) == (RanksRestored(4711, 0.5), True)
-    there = {name: os.open(name, os.O_RDONLY, dir_fd=come.folder) for name in os.listdir(come.folder)}
+    there = {name: os.open(name, os.O_RDONLY, dir_fd=come.images) for name in os.listdir(come.images)}
     assert {name: os.fstat(file).st_size for name, file in there.items()} == {
         "core-7.img": 4,
         "pages-1.img": (1 << 20) + 13,
@@ -184,7 +185,7 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: _Rank
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_sentence(
-    dumped: _Dumped, come: _Rank, answer: dict[str, Any], why: str
+    dumped: _Dumped, come: RankFromImages, answer: dict[str, Any], why: str
 ) -> None:
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await visiting.hear(reader, Move)

@@ -175,23 +175,8 @@ class Departure:
         said = {name: drained(end) for name, end in sockets.items()}
         if any(message.files for messages in said.values() for message in messages):
             raise MoveError(f"Rank {one.rank} was just asking for a server.")
-        names = {end.fileno(): name for name, end in sockets.items()}
-        return DumpedRank(
-            rank=one.rank,
-            pids=tuple(one.pids),
-            sockets=tuple((end.inode, end.kind, end.name) for end in one.what.sockets),
-            outputs=one.what.outputs,
-            memory=one.what.memory,
-            folders=one.what.folders,
-            said={name: [message.data.hex() for message in messages] for name, messages in said.items()},
-            conversations={
-                name: self._mover.relay.conversations([end])[0].hex() for name, end in one.stores.items()
-            },
-            askers=tuple(
-                (names[end.fileno()], process, tuple(ended.items()))
-                for end, process, ended in self._mover.proxies.servers.ended(one.rank)
-            ),
-        )
+        texts = {name: [message.data for message in messages] for name, messages in said.items()}
+        return self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=texts, files={})
 
     async def _connected(self) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the first host that stands by and can be reached: of some nothing but the word is left."""

@@ -33,6 +33,7 @@ from jitckpt.events import EventLog
 from jitckpt.ring.copies import Copier
 from jitckpt.system import network_lock
 from jitckpt.system.lifeline import Lifeline
+from jitckpt.wire.moves import DumpedRank
 
 LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
 READING_SECONDS = 5.0  # in which a worker that is held reads what it was sent before
@@ -193,6 +194,37 @@ class Mover:
             if time.monotonic() > until:
                 raise MoveError(f"It has not read what it was sent within {READING_SECONDS:g} s.")
             time.sleep(0.001)
+
+    def told_of(
+        self,
+        rank: int,
+        pids: Sequence[int],
+        what: Carried,
+        *,
+        stores: Mapping[str, socket.socket],
+        said: Mapping[str, Sequence[bytes]],
+        files: Mapping[str, int],
+    ) -> DumpedRank:
+        """Return what is to be known of a dumped rank; `said` and `files` as a DumpedRank has them.
+
+        stores: by which it reaches the job's store.
+        """
+        names = {end.fileno(): name for name, end in {**self.sockets(rank), **stores}.items()}
+        return DumpedRank(
+            rank=rank,
+            pids=tuple(pids),
+            sockets=tuple((end.inode, end.kind, end.name) for end in what.sockets),
+            outputs=what.outputs,
+            memory=what.memory,
+            folders=what.folders,
+            said={name: [data.hex() for data in messages] for name, messages in said.items()},
+            conversations={name: self.relay.conversations([end])[0].hex() for name, end in stores.items()},
+            askers=tuple(
+                (names[end.fileno()], process, tuple(ended.items()))
+                for end, process, ended in self.proxies.servers.ended(rank)
+            ),
+            files=dict(files),
+        )
 
     def dump(
         self, rank: int, folder: int, what: Carried, limit: float = LIMIT, *, leaves_running: bool = False

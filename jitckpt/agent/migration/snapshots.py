@@ -260,22 +260,7 @@ class ProcessSnapshots:
         else:
             raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
         said, files = before
-        names = {end.fileno(): name for name, end in mover.sockets(rank).items()}
-        return DumpedRank(
-            rank=rank,
-            pids=tuple(mover.pids(rank, folder)),
-            sockets=tuple((end.inode, end.kind, end.name) for end in what.sockets),
-            outputs=what.outputs,
-            memory=what.memory,
-            folders=what.folders,
-            said={name: [data.hex() for data in messages] for name, messages in said.items()},
-            conversations={name: mover.relay.conversations([end])[0].hex() for name, end in stores.items()},
-            askers=tuple(
-                (names[end.fileno()], process, tuple(ended.items()))
-                for end, process, ended in mover.proxies.servers.ended(rank)
-            ),
-            files=files,
-        )
+        return mover.told_of(rank, mover.pids(rank, folder), what, stores=stores, said=said, files=files)
 
     def _outside(
         self, pid: int, sockets: Mapping[str, socket.socket]
