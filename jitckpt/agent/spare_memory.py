@@ -20,8 +20,9 @@ from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.part_peers import PeerParts
 from jitckpt.tiers.part_store import PartStore
-from jitckpt.tiers.parts import HeldPart, HeldParts, ReadPart, put_together
+from jitckpt.tiers.parts import HeldParts, ReadPart, put_together
 from jitckpt.wire import visits
+from jitckpt.wire.visits import HeldPart
 
 # By these numbers the keeper knows them: ranks' memfds have the rank's, parities negative ones.
 MEMORY_PARTS, DIRECTORY_PARTS = 1 << 24, 1 << 25

@@ -7,8 +7,6 @@ few at a time, so that nobody needs memory for more than these beside what the p
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict
-from typing import Any
 
 from jitckpt._memory_tier import Pace
 from jitckpt.errors import SaveError
@@ -16,7 +14,7 @@ from jitckpt.hosts import visiting
 from jitckpt.tiers import chunks, peers, shard
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.part_store import PartStore, few, of_part, scratch
-from jitckpt.tiers.parts import HeldPart, HeldParts
+from jitckpt.tiers.parts import HeldParts
 from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.tiers.shard import ShardPart
 from jitckpt.tiers.tier import Shard
@@ -68,7 +66,7 @@ class PeerParts(PeerMemory):
         async with self._visit() as (reader, writer):
             await self._send(writer, WantParts())
             said, _ = await self._answer(reader, visits.Parts)
-        return [HeldPart(**one) for one in said.in_memory], [HeldPart(**one) for one in said.in_directory]
+        return said.in_memory, said.in_directory
 
     async def _get_part(
         self, wanted: WantPart, window: Window | None, digests: Sequence[bytes]
@@ -114,8 +112,7 @@ async def answer(
             writer.write(visiting.encode(VisitDone()))
         case WantParts():
             held = [[] if store is None else await asyncio.to_thread(store.has) for store in stores]
-            there: list[list[Any]] = [[asdict(one) for one in of] for of in held]
-            writer.write(visiting.encode(visits.Parts(*there)))
+            writer.write(visiting.encode(visits.Parts(*held)))
         case WantPart(rank, step, timeline):
             store = _store(stores, request.in_directory)
             slot, seal, encoded = await asyncio.to_thread(store.find, rank, step, timeline)

@@ -15,8 +15,8 @@ from jitckpt.errors import SaveError
 from jitckpt.tiers import chunks, host_memory, parts, shard
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import PAGE, SLOTS, SPAN
-from jitckpt.tiers.parts import HeldPart
 from jitckpt.tiers.shard import Index, Seal, ShardPart
+from jitckpt.wire.visits import HeldPart
 
 AT_A_TIME = 16  # chunks that are sent, and written, before the next
 

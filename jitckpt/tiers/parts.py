@@ -16,27 +16,7 @@ from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.shard import Index, Seal, ShardPart
 from jitckpt.tiers.tier import Shard, Taker
-
-
-@dataclass(frozen=True)
-class HeldPart:
-    """Chunks of a rank's shard of a step that a host has, from the first on; chunks: that all of it has.
-
-    bytes: of the part. of: the checksum of the shard's index, in hexadecimal.
-    """
-
-    rank: int
-    step: int
-    timeline: str
-    first: int
-    count: int
-    chunks: int
-    bytes: int
-    job: str
-    world_size: int
-    start: int
-    of: str
-
+from jitckpt.wire.visits import HeldPart
 
 HeldParts = tuple[list[HeldPart], list[HeldPart]]  # in a host's memory, and in its directory
 

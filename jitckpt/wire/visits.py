@@ -5,7 +5,7 @@ what is in hosts' memory.
 """
 
 from dataclasses import dataclass
-from typing import Literal, TypedDict
+from typing import Literal
 
 from jitckpt.wire.checked import Checked, CheckedPart
 
@@ -303,8 +303,12 @@ class WantParts(OfMemory):
     type = "want_parts"
 
 
-class PartThere(TypedDict):
-    """What there is of a shard, see tiers.parts.HeldPart."""
+@dataclass(frozen=True)
+class HeldPart(CheckedPart):
+    """Chunks of a rank's shard of a step that a host has, from the first on; chunks: that all of it has.
+
+    bytes: of the part. of: the checksum of the shard's index, in hexadecimal.
+    """
 
     rank: int
     step: int
@@ -324,8 +328,8 @@ class Parts(Checked):
     """The answer to WantParts: what is in memory, and what in the directory."""
 
     type = "parts"
-    in_memory: list[PartThere]
-    in_directory: list[PartThere]
+    in_memory: list[HeldPart]
+    in_directory: list[HeldPart]
 
 
 @dataclass(frozen=True)

@@ -1,17 +1,21 @@
 """Parts of shards on other hosts, in memory and in a directory; and the shard put together again."""
 
+import asyncio
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from test_host_memory import made
 
 from jitckpt.decisions.sources import PartOfShard
 from jitckpt.errors import SaveError
-from jitckpt.hosts import connections
+from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Hosts
+from jitckpt.hosts.link import LinkError
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, part_peers, part_store, parts, peers, shard
 from jitckpt.tiers.chunks import Window
@@ -19,9 +23,10 @@ from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import HostMemory
 from jitckpt.tiers.part_peers import PeerParts
 from jitckpt.tiers.part_store import PartStore
-from jitckpt.tiers.parts import HeldPart, ReadPart
+from jitckpt.tiers.parts import ReadPart
 from jitckpt.tiers.tier import Shard
 from jitckpt.wire.hosts import Host
+from jitckpt.wire.visits import HeldPart
 
 IDENTITY = Identity("job", "fingerprint", 2, 0, 0, 2)
 COUNT = 5  # chunks; of which 2 go at a time
@@ -147,6 +152,28 @@ def test_what_has_no_room_or_makes_no_sense_is_refused(keeper: Keeper, data: byt
         keeper.peer.put_part(as_another, in_directory=False)
     assert keeper.peer.parts() == ([], [])
     assert keeper.memory.taken() == 0, "nothing is left of what was refused"
+
+
+HELD = HeldPart(0, 1, "first", 0, 2, COUNT, 2 * shard.CHUNK, "job", 2, 0, "ab")
+
+
+def says(keeper: Keeper, there: list[dict[str, Any]]) -> None:
+    async def answer(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await link.receive(reader)
+        writer.write(link.encode({"type": "parts", "in_memory": there, "in_directory": []}))
+
+    keeper.hosts[1].answers[peers.VISIT] = answer
+
+
+def test_what_a_host_says_of_its_parts_is_checked_as_it_is_read(keeper: Keeper) -> None:
+    says(keeper, [asdict(HELD) | {"first": "0"}])
+    with pytest.raises(LinkError, match=r"^host 1 .* In a message of type parts, in_memory can't be "):
+        keeper.peer.parts()
+
+
+def test_what_a_host_of_a_later_version_says_more_of_its_parts_is_left_out(keeper: Keeper) -> None:
+    says(keeper, [asdict(HELD) | {"compressed": True}])
+    assert keeper.peer.parts() == ([HELD], [])
 
 
 def test_lent_memory_is_given_back(keeper: Keeper, data: bytes) -> None:
