@@ -14,12 +14,13 @@ from jitckpt.agent.spare_memory import SpareMemory
 from jitckpt.console import say, show_size
 from jitckpt.decisions import spreading
 from jitckpt.decisions.sources import listed
-from jitckpt.decisions.spreading import SentPart, Spread
+from jitckpt.decisions.spreading import Spread
 from jitckpt.events import EventLog
 from jitckpt.tiers import parts, shard
 from jitckpt.tiers.part_peers import PeerParts
 from jitckpt.tiers.tier import Shard
 from jitckpt.wire import agents
+from jitckpt.wire.agents import SentPart
 
 BESIDE = 4 << 10  # bytes that a part's index has beside the shard's, and its own checksums
 PLAN_SECONDS = 2.0  # that a sender waits for the others
@@ -129,7 +130,7 @@ class Spreading:
             case agents.SpreadOut():
                 with self._decided:
                     self._parts = {}
-                    for part in _parts(said):
+                    for part in said.parts:
                         self._parts.setdefault(part.rank, []).append(part)
                     self._lacking = frozenset(said.lacking)
                     self._decided.notify_all()
@@ -154,9 +155,9 @@ class Spreading:
 
     def _decide(self) -> None:
         found: Spread = spreading.spread(self._rooms, shard.CHUNK)
-        as_sent = [_as_sent(one) for one in found.parts]
         known = any(one.rates for one in self._rooms.values())
-        self._publish(agents.SpreadOut(as_sent, found.seconds if known else 0.0, list(found.lacking)))
+        seconds = found.seconds if known else 0.0
+        self._publish(agents.SpreadOut(list(found.parts), seconds, list(found.lacking)))
         self._asks = False
         if self._asks_again:
             self._ask()
@@ -164,37 +165,19 @@ class Spreading:
     def _tell_user(self, said: agents.SpreadOut) -> None:
         if not self._log.leading:
             return
-        found = _parts(said)
         self._log.write(
             "memory_spread",
             parts=[
                 {"rank": one.rank, "host": one.host, "in_directory": one.in_directory, "chunks": one.count}
-                for one in found
+                for one in said.parts
             ],
             lacking=said.lacking,
             seconds=said.seconds,
         )
-        text = in_words(found, said.seconds, said.lacking)
+        text = in_words(said.parts, said.seconds, said.lacking)
         if text != self._said:
             self._said = text
             say(f"memory tier: {text}.")
-
-
-def _as_sent(one: SentPart) -> agents.PartTo:
-    return agents.PartTo(
-        rank=one.rank,
-        host=one.host,
-        in_directory=one.in_directory,
-        first=one.first,
-        count=one.count,
-    )
-
-
-def _parts(said: agents.SpreadOut) -> list[SentPart]:
-    return [
-        SentPart(one["rank"], one["host"], one["in_directory"], one["first"], one["count"])
-        for one in said.parts
-    ]
 
 
 def in_words(found: Sequence[SentPart], seconds: float, lacking: Sequence[int]) -> str:

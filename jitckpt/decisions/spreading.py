@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 
 from jitckpt.decisions import flush
 from jitckpt.decisions.flush import MeasuredLink
+from jitckpt.wire.agents import SentPart
 
 FEW = 24  # hosts for which the least time is found; for more it is the paper's greedy way
 USUAL_RATE = 1e9  # bytes per second of a link that nobody has measured
@@ -28,17 +29,6 @@ class HostRoom:
     beside: int = 0
     rates: Mapping[int, float] = field(default_factory=dict)
     into_directory: float = USUAL_RATE
-
-
-@dataclass(frozen=True)
-class SentPart:
-    """So many chunks of a rank's shard, from the first one on, that a host keeps."""
-
-    rank: int
-    host: int
-    in_directory: bool
-    first: int
-    count: int
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import subprocess
 import threading
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,6 +39,7 @@ HOSTS = 3
 CLOCK_LIBRARY = LIBRARY_DIR / LIBRARY
 ONE_EACH = (1,) * HOSTS  # ranks
 STRIKE_SECONDS = 0.03  # between two looks at what the job tells
+ENDS_SECONDS = 90.0  # until the ranks of a killed agent have saved and ended
 # At the rendezvous' store: on host 0 until that one dies.
 MEET = ("--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400")
 LATE_SECONDS = 30.0  # from a host's end to that of one that came when the job was over
@@ -146,6 +147,19 @@ class JobOnHosts:
                 for host in set(range(len(self.ranks))) - set(self.with_ranks):
                     self.start(host)
                 return
+
+    def lose_agent(self, host: int, stays: Callable[[int], bool]) -> None:
+        """Kill a host's agent alone; return when its ranks have ended. Raises TimeoutError.
+
+        stays: whether a process of the host goes on without them.
+        """
+        self.agents[host].kill()
+        self.agents[host].wait()
+        end = time.monotonic() + ENDS_SECONDS
+        while not all(map(stays, self.hosts.processes(host))):
+            if time.monotonic() > end:
+                raise TimeoutError(f"The ranks of host {host} have outlived its agent.")
+            time.sleep(STRIKE_SECONDS)
 
     def lose(self, host: int) -> None:
         """Kill all processes of a host at once; what it alone has on its disk is lost with it."""

@@ -7,17 +7,15 @@ import abc
 import contextlib
 import os
 import signal
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitckpt.bindings import clock
 from jitckpt.rehearsal.etcd_members import FROM_MEMBER, TO_MEMBER, EtcdMembers
 from jitckpt.rehearsal.namespaces import EVERYTHING
-from jitckpt.rehearsal.runs_on_hosts import CLOCK_LIBRARY, STRIKE_SECONDS, HostStrike, JobOnHosts
+from jitckpt.rehearsal.runs_on_hosts import CLOCK_LIBRARY, HostStrike, JobOnHosts
 
 IN, OUT, BOTH = "in", "out", "both"  # what is cut: what comes to a host, what goes from it
-ENDS_SECONDS = 90.0  # until the ranks of a killed agent have saved and ended
 
 
 @dataclass(frozen=True)
@@ -27,13 +25,7 @@ class AgentDies(HostStrike):
     def befall(self, job: JobOnHosts) -> None:
         """Let it happen."""
         member = _members(job).pid(self.rank)
-        job.agents[self.rank].kill()
-        job.agents[self.rank].wait()
-        end = time.monotonic() + ENDS_SECONDS
-        while set(job.hosts.processes(self.rank)) - {member}:
-            if time.monotonic() > end:
-                raise TimeoutError(f"The ranks of host {self.rank} have outlived its agent.")
-            time.sleep(STRIKE_SECONDS)
+        job.lose_agent(self.rank, lambda pid: pid == member)
         job.start(self.rank)
 
     def _what(self) -> str:

@@ -89,13 +89,7 @@ class AgentStrike(HostStrike):
 
     def befall(self, job: JobOnHosts) -> None:
         """Let it happen."""
-        _signal([job.agents[self.rank].pid], signal.SIGKILL)
-        job.agents[self.rank].wait()
-        end = time.monotonic() + COMES_SECONDS
-        while any(KEEPER_PROGRAM not in _command(pid) for pid in job.hosts.processes(self.rank)):
-            if time.monotonic() > end:
-                raise TimeoutError(f"The ranks of host {self.rank} have outlived its agent.")
-            time.sleep(STRIKE_SECONDS)
+        job.lose_agent(self.rank, lambda pid: KEEPER_PROGRAM in _command(pid))
         job.start(self.rank)
 
     def _what(self) -> str:

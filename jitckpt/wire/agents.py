@@ -5,7 +5,7 @@ those of the memory tier.
 """
 
 from dataclasses import dataclass, field
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal
 
 from jitckpt.wire import checked
 from jitckpt.wire.checked import Checked, CheckedPart
@@ -353,8 +353,9 @@ class Room(AgentMessage):
     into_directory: float
 
 
-class PartTo(TypedDict):
-    """Where a part goes, see decisions.spreading.SentPart."""
+@dataclass(frozen=True)
+class SentPart(CheckedPart):
+    """So many chunks of a rank's shard, from the first one on, that a host keeps."""
 
     rank: int
     host: int
@@ -371,7 +372,7 @@ class SpreadOut(AgentMessage):
     """
 
     type = "spread_out"
-    parts: list[PartTo]
+    parts: list[SentPart]
     seconds: float
     lacking: list[int]
 
