@@ -182,7 +182,7 @@ class Validates(ProxyMessage):
 
     place: where that is, see `place_of`. says: FIRST, or after its calls have been made again what follows
     from that; FAILED waits for nobody, but that nobody recovers any more. text: for VALID what has to be
-    put back, for SWITCH_OFF, FAILED and LEFT_OUT why, a clause. state: for VALID a digest of the parameters
+    put back, for SWITCH_OFF, FAILED and LEFT_OUT why, a clause. digest: for VALID that of the parameters
     and the optimizer state; "" if they can't stay on the device, and then `unfit` says why, a clause; for
     TRIED, too, which says that the rank waits behind the step. RESTS: it does so because the agent has
     asked for it; unfit: why it can't rest there, a clause.
@@ -191,7 +191,7 @@ class Validates(ProxyMessage):
     place: int
     says: int
     text: str
-    state: str = ""
+    digest: str = ""
     unfit: str = ""
 
 

@@ -134,10 +134,10 @@ class Proxy:
         assert self.held
         self.state, self.device = None, LOST
 
-    def says(self, what: int, text: str = "", state: str = "", unfit: str = "") -> Validates:
+    def says(self, what: int, text: str = "", digest: str = "", unfit: str = "") -> Validates:
         """Say that at its place."""
         self.waits, self.place = True, place_of(self.step, what)
-        return Validates(self.recovery, self.place, what, text, state, unfit)
+        return Validates(self.recovery, self.place, what, text, digest, unfit)
 
     def fails(self) -> Validates:
         """A hook of its program has failed, wherever that is."""

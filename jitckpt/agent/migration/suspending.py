@@ -70,7 +70,7 @@ class Suspending:
         self._mover, self._ranks, self._place, self._directory = mover, list(ranks), place, directory
         self._log, self._say, self._children = log, say, children
         self._end_spares, self._is_interrupted = end_spares, is_interrupted
-        self._state = suspension.Suspension()
+        self._suspension = suspension.Suspension()
         self._socket = JobSocket(directory)
         self._remove_left(directory)
         self._selector = selectors.EpollSelector()
@@ -108,16 +108,18 @@ class Suspending:
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
         match event:
-            case "no_rest" if self._state.phase == "asked":
+            case "no_rest" if self._suspension.phase == "asked":
                 self._is_over(f"The job was not suspended: {details['text']}.")
-            case "recovery_given_up" | "switched_off" if self._state.phase != "running":
-                what = "resumed" if self._state.phase == "resuming" else "suspended"
+            case "recovery_given_up" | "switched_off" if self._suspension.phase != "running":
+                what = "resumed" if self._suspension.phase == "resuming" else "suspended"
                 self._is_over(f"The job could not be {what}. {details['text']}")
-            case "rested" if self._state.phase == "resuming":
+            case "rested" if self._suspension.phase == "resuming":
                 seconds = time.monotonic() - self._asked_at
                 away = time.monotonic() - self._suspended_at
-                self._log.write("resumed", step=self._state.step, seconds=seconds, suspended=away)
-                text = f"the job goes on after step {self._state.step}: it was resumed in {seconds:.2f} s."
+                self._log.write("resumed", step=self._suspension.step, seconds=seconds, suspended=away)
+                text = (
+                    f"the job goes on after step {self._suspension.step}: it was resumed in {seconds:.2f} s."
+                )
                 self._say(text)
                 self._is_over(text, 0)
 
@@ -134,9 +136,9 @@ class Suspending:
                 self._fail(dumped, error)
                 return
             self._note_suspended(dumped, written, time.monotonic() - begun)
-            while self._state.phase == "suspended" and not self._is_interrupted():
+            while self._suspension.phase == "suspended" and not self._is_interrupted():
                 self._serve(LOOK_SECONDS)
-            if self._state.phase == "suspended":
+            if self._suspension.phase == "suspended":
                 self._lose(dumped, "it was told to end while it was suspended.")
             else:
                 self._make_all_again(dumped, written)
@@ -170,7 +172,7 @@ class Suspending:
 
     def _suspend(self, caller: Caller, to: Path) -> None:
         try:
-            asked = self._state.ask(self._place.steps)
+            asked = self._suspension.ask(self._place.steps)
             if not isinstance(asked, CannotSuspend) and (reason := self._why_not(to)):
                 asked = CannotSuspend(reason)
         except (MoveError, OSError) as error:
@@ -180,13 +182,13 @@ class Suspending:
                 break
             self._place.want(asked.step)
             if not suspension.came_too_late(self._place.steps, asked.step):
-                self._state, self._caller, self._to = asked, caller, to
+                self._suspension, self._caller, self._to = asked, caller, to
                 self._asked_at = time.monotonic()
                 self._log.write("suspension_wanted", step=asked.step, to=str(to))
                 caller.hear(f"It is suspended once all ranks have ended step {asked.step}.")
                 return
             self._place.want(0)
-            asked = self._state.ask(self._place.steps)
+            asked = self._suspension.ask(self._place.steps)
         reason = (
             asked.reason
             if isinstance(asked, CannotSuspend)
@@ -218,11 +220,11 @@ class Suspending:
         return looked_at.image_bytes(self._mover.worker(rank).pid)
 
     def _resume(self, caller: Caller) -> None:
-        asked = self._state.resume(self._taken() if self._state.phase == "suspended" else ())
+        asked = self._suspension.resume(self._taken() if self._suspension.phase == "suspended" else ())
         if isinstance(asked, CannotSuspend):
             caller.hear(f"The job was not resumed: {asked.reason}", STATUS_FAILED)
             return
-        self._state, self._caller, self._asked_at = asked, caller, time.monotonic()
+        self._suspension, self._caller, self._asked_at = asked, caller, time.monotonic()
 
     def _taken(self) -> list[str]:
         """Return who has a number that a process or a thread of a suspended rank had, as clauses."""
@@ -273,10 +275,10 @@ class Suspending:
         self._suspended_at = time.monotonic()
         seconds, size = self._suspended_at - self._asked_at, sum(one.bytes for one in written)
         count, memory = sum(len(one.pids) for one in dumped), looked_at.resident_bytes()
-        self._state = self._state.suspended()
+        self._suspension = self._suspension.suspended()
         self._log.write(
             "suspended",
-            step=self._state.step,
+            step=self._suspension.step,
             pids=[list(one.pids) for one in dumped],
             bytes=size,
             to=str(self._images.path),
@@ -285,7 +287,7 @@ class Suspending:
             launcher=memory,
         )
         text = (
-            f"the job is suspended after step {self._state.step}: {count} processes of {len(dumped)} "
+            f"the job is suspended after step {self._suspension.step}: {count} processes of {len(dumped)} "
             f"rank{'s' if len(dumped) > 1 else ''} are {show_size(size)} of images in {self._images.path} "
             f"({seconds:.2f} s). This launcher (process {os.getpid()}) stays, with {show_size(memory)} of "
             "memory."
@@ -351,7 +353,7 @@ class Suspending:
             network_lock.unlock(criu.locks(self._images.of(rank)))
 
     def _is_over(self, text: str, status: int = STATUS_FAILED) -> None:
-        self._state = self._state.over()
+        self._suspension = self._suspension.over()
         self._place.want(0)
         self._remove_images()
         self._tell(text, status)

@@ -321,9 +321,9 @@ class Agreement:
     def _let_state_try(self) -> int:
         """Return what the ranks are told, whose minibatches are valid: whether their states may stay."""
         said = self._validating
-        if not any(one.state or one.unfit for one in said.values()):
+        if not any(one.digest or one.unfit for one in said.values()):
             return VALID  # nobody wants that
-        shards = replicas.shards({rank: one.state for rank, one in said.items()})
+        shards = replicas.shards({rank: one.digest for rank, one in said.items()})
         reasons = [f"{one.unfit} (rank {rank})" for rank, one in said.items() if one.unfit]
         # Each rank waits for all others before each of its steps.
         if len({report.kept_to for report in self._coordinator.reports.values()}) > 1:

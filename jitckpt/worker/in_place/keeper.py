@@ -262,13 +262,13 @@ class _Validation:
     def _leave_out(self, why: str) -> int:
         return _say_until_heard(self._process, self._step, proxy_messages.LEFT_OUT, why)
 
-    def _say(self, what: int, text: str = "", state: str = "", unfit: str = "") -> int:
-        return _say(self._process, self._step, what, text, state, unfit=unfit)
+    def _say(self, what: int, text: str = "", digest: str = "", unfit: str = "") -> int:
+        return _say(self._process, self._step, what, text, digest, unfit=unfit)
 
 
-def _say(process: Any, step: int, what: int, text: str = "", state: str = "", *, unfit: str = "") -> int:
+def _say(process: Any, step: int, what: int, text: str = "", digest: str = "", *, unfit: str = "") -> int:
     """Tell the agent what this rank has come to; return what is heard, or that calls were made again."""
-    texts = (one.encode() for one in (text, state, unfit))
+    texts = (one.encode() for one in (text, digest, unfit))
     return proxy_calls.validate(process, proxy_messages.place_of(step, what), what, *texts)
 
 
