@@ -114,6 +114,69 @@ class MaxFlow {
   double crumb_;
 };
 
+// Throws for sizes that no processes have.
+double demand_of(int32_t vertices, const double* supply, const double* room) {
+  double demand = 0;
+  for (int32_t v = 0; v < vertices; ++v) {
+    if (!(supply[v] >= 0) || std::isinf(supply[v]) || !(room[v] >= 0))
+      throw std::invalid_argument("vertex " + std::to_string(v) +
+                                  ": supply must be finite and at least 0, room at least 0");
+    demand += supply[v];
+  }
+  return demand;
+}
+
+// What can flow: first all links in use, whose capacities grow with the seconds, then supplies and rooms.
+struct Edges {
+  std::vector<MaxFlow::Edge> all;
+  std::vector<double> rates;    // of the links among them
+  std::vector<size_t> link_of;  // which each of these is
+  double seconds = 0;           // that it takes at the least
+};
+
+Edges edges_of(const std::vector<Link>& links, const std::vector<uint8_t>& relays, const double* supply,
+               const double* room, double demand) {
+  const auto vertices = static_cast<int32_t>(relays.size());
+  const int32_t source = vertices, sink = vertices + 1;
+  Edges edges;
+  edges.all.reserve(links.size() + 2 * relays.size());
+  std::vector<double> out_rate(relays.size(), 0.0);
+  for (size_t l = 0; l < links.size(); ++l) {
+    const Link& link = links[l];
+    const bool from = supply[link.source] > 0 || relays[link.source] != 0;
+    const bool to = room[link.target] > 0 || relays[link.target] != 0;
+    if (!from || !to || link.bytes_per_second == 0) continue;
+    edges.all.push_back({link.source, link.target, 0.0});
+    edges.rates.push_back(link.bytes_per_second);
+    edges.link_of.push_back(l);
+    out_rate[link.source] += link.bytes_per_second;
+  }
+  for (int32_t v = 0; v < vertices; ++v) {
+    if (supply[v] > 0) {
+      edges.all.push_back({source, v, supply[v]});
+      if (room[v] == 0 && out_rate[v] > 0) edges.seconds = std::max(edges.seconds, supply[v] / out_rate[v]);
+    }
+    if (room[v] > 0) edges.all.push_back({v, sink, std::isinf(room[v]) ? 2 * demand : room[v]});
+  }
+  for (size_t e = 0; e < edges.rates.size(); ++e) edges.all[e].capacity = edges.seconds * edges.rates[e];
+  return edges;
+}
+
+// When all bytes could be through the least cut that has been found; infinity: never.
+double seconds_through_cut(const Edges& edges, const MaxFlow& network, double demand) {
+  double fixed = 0;
+  double rate = 0;
+  for (size_t e = 0; e < edges.all.size(); ++e) {
+    const MaxFlow::Edge& edge = edges.all[e];
+    if (!network.on_source_side(edge.source) || network.on_source_side(edge.target)) continue;
+    if (e < edges.rates.size())
+      rate += edges.rates[e];
+    else
+      fixed += edge.capacity;
+  }
+  return rate > 0 ? (demand - fixed) / rate : infinity;
+}
+
 }  // namespace
 
 FlushNetwork::FlushNetwork(int32_t vertices, std::vector<Link> links, std::vector<uint8_t> relays)
@@ -130,74 +193,34 @@ FlushNetwork::FlushNetwork(int32_t vertices, std::vector<Link> links, std::vecto
 }
 
 FlushPlan FlushNetwork::fastest(const double* supply, const double* room) const {
-  double demand = 0;
-  for (int32_t v = 0; v < vertices_; ++v) {
-    if (!(supply[v] >= 0) || std::isinf(supply[v]) || !(room[v] >= 0))
-      throw std::invalid_argument("vertex " + std::to_string(v) +
-                                  ": supply must be finite and at least 0, room at least 0");
-    demand += supply[v];
-  }
+  const double demand = demand_of(vertices_, supply, room);
   FlushPlan plan{0.0, std::vector<double>(links_.size(), 0.0), 0};
   if (demand == 0) return plan;
 
-  const int32_t source = vertices_;
-  const int32_t sink = vertices_ + 1;
-  std::vector<MaxFlow::Edge> edges;
-  std::vector<double> rates;  // edges first all links in use, then supplies and rooms (rate 0)
-  std::vector<size_t> link_of;
-  edges.reserve(links_.size() + 2 * static_cast<size_t>(vertices_));
-  std::vector<double> out_rate(static_cast<size_t>(vertices_), 0.0);
-  for (size_t l = 0; l < links_.size(); ++l) {
-    const Link& link = links_[l];
-    const bool from = supply[link.source] > 0 || relays_[link.source] != 0;
-    const bool to = room[link.target] > 0 || relays_[link.target] != 0;
-    if (!from || !to || link.bytes_per_second == 0) continue;
-    edges.push_back({link.source, link.target, 0.0});
-    rates.push_back(link.bytes_per_second);
-    link_of.push_back(l);
-    out_rate[link.source] += link.bytes_per_second;
-  }
-  double seconds = 0;
-  for (int32_t v = 0; v < vertices_; ++v) {
-    if (supply[v] > 0) {
-      edges.push_back({source, v, supply[v]});
-      if (room[v] == 0 && out_rate[v] > 0) seconds = std::max(seconds, supply[v] / out_rate[v]);
-    }
-    if (room[v] > 0) edges.push_back({v, sink, std::isinf(room[v]) ? 2 * demand : room[v]});
-  }
-  for (size_t e = 0; e < rates.size(); ++e) edges[e].capacity = seconds * rates[e];
-
+  const Edges edges = edges_of(links_, relays_, supply, room, demand);
   const double crumb = demand * crumb_share;
-  MaxFlow network(vertices_ + 2, edges, crumb);
+  MaxFlow network(vertices_ + 2, edges.all, crumb);
+  plan.seconds = edges.seconds;
   double missing = demand;
   for (;;) {
-    missing -= network.augment(source, sink);
+    missing -= network.augment(vertices_, vertices_ + 1);
     ++plan.max_flows;
     // All crumbs together: at most one an edge.
-    if (missing <= crumb * static_cast<double>(edges.size())) break;
-    double fixed = 0;
-    double rate = 0;
-    for (size_t e = 0; e < edges.size(); ++e) {
-      if (!network.on_source_side(edges[e].source) || network.on_source_side(edges[e].target)) continue;
-      if (e < rates.size())
-        rate += rates[e];
-      else
-        fixed += edges[e].capacity;
-    }
-    const double later = rate > 0 ? (demand - fixed) / rate : infinity;
-    if (rate == 0) {
+    if (missing <= crumb * static_cast<double>(edges.all.size())) break;
+    const double later = seconds_through_cut(edges, network, demand);
+    if (std::isinf(later)) {
       std::vector<int32_t> stuck;
       for (int32_t v = 0; v < vertices_; ++v)
         if (supply[v] > 0 && network.on_source_side(v)) stuck.push_back(v);
       throw Unreachable("bytes have nowhere to go: no link with bandwidth leads from them to enough room",
                         stuck);
     }
-    if (!(later > seconds)) break;  // the cut is already met, up to rounding
-    for (size_t e = 0; e < rates.size(); ++e) network.enlarge(e, (later - seconds) * rates[e]);
-    seconds = later;
+    if (!(later > plan.seconds)) break;  // the cut is already met, up to rounding
+    for (size_t e = 0; e < edges.rates.size(); ++e)
+      network.enlarge(e, (later - plan.seconds) * edges.rates[e]);
+    plan.seconds = later;
   }
-  plan.seconds = seconds;
-  for (size_t e = 0; e < rates.size(); ++e) plan.link_bytes[link_of[e]] = network.flow(e);
+  for (size_t e = 0; e < edges.rates.size(); ++e) plan.link_bytes[edges.link_of[e]] = network.flow(e);
   return plan;
 }
 

@@ -8,3 +8,9 @@ struct __half;
 struct __nv_bfloat16;
 #include <cublasLt.h>
 #include <cublas_v2.h>
+
+namespace jitckpt {
+
+enum class Library : unsigned char { cudart, nccl, cublas };
+
+}  // namespace jitckpt

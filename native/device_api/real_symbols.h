@@ -8,8 +8,6 @@
 
 namespace jitckpt::real {
 
-enum class Library { cudart, nccl, cublas };
-
 // The next definition after ours, or nullptr; says on stderr what is missing, once a call.
 void* find(Library library, const char* name) noexcept;
 

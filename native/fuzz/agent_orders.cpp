@@ -12,6 +12,6 @@ extern "C" int LLVMFuzzerTestOneInput(const uint8_t* data, std::size_t size) {
   question_of(text);
   // Whatever its reason, it is an order to save, and its number is 0.
   const std::string own = own_save_order(text, 1);
-  if (order_of(own) != Order::save || save_id_of(own) != 0) std::abort();
+  if (order_of(own) != AgentOrder::save || save_id_of(own) != 0) std::abort();
   return 0;
 }

@@ -29,7 +29,7 @@ struct Head {
 };
 
 void read(const Head& head, const uint8_t* rest, std::size_t bytes) {
-  auto& control = *reinterpret_cast<Control*>(memory());
+  auto& control = *reinterpret_cast<ControlBlock*>(memory());
   // As it should be where the input says nothing, else nothing else is ever looked at.
   control.magic = log_magic ^ head.magic;
   control.segment_bytes = geometry.segment_bytes ^ head.segment_bytes;

@@ -34,7 +34,7 @@ Log fresh_log() {
   static auto* const begin = static_cast<std::byte*>(mmap(
       nullptr, geometry.bytes(), PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
   const Log log(begin, geometry);
-  std::memset(static_cast<void*>(&log.control()), 0, offsetof(Control, copied));
+  std::memset(static_cast<void*>(&log.control()), 0, offsetof(ControlBlock, copied));
   log.control().images = Images::made;
   return log;
 }

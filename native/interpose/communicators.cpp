@@ -49,7 +49,7 @@ void Communicators::made_from(ncclComm_t parent, ncclComm_t communicator, uint64
   known(communicator).progress.identity = identity;
 }
 
-watchdog::Watch Communicators::next(const Operation& operation) {
+watchdog::Watch Communicators::next(const ObservedOperation& operation) {
   std::unique_lock lock(mutex_);
   if (known(operation.communicator).progress.ranks == 0) {
     // NCCL asks itself for errors here, by the entry points, which may need the lock.
@@ -68,7 +68,7 @@ watchdog::Watch Communicators::next(const Operation& operation) {
                         .calls = operation.calls,
                         .bytes = operation.bytes,
                         .exchanges = operation.exchanges};
-  for (watchdog::Exchange& exchange : watch.exchanges) {
+  for (watchdog::PointToPoint& exchange : watch.exchanges) {
     exchange.number = ++(exchange.send ? progress.sends : progress.receives)[exchange.peer];
   }
   watch.sequence = watch.exchanges.empty() ? ++progress.sequence : progress.sequence;
@@ -87,14 +87,14 @@ void Communicators::forget(ncclComm_t communicator) {
   known_.erase(communicator);
 }
 
-void Communicators::postpone(const Operation& operation) {
+void Communicators::postpone(const ObservedOperation& operation) {
   const std::lock_guard lock(mutex_);
   known(operation.communicator).postponed.push_back(operation);
 }
 
-std::vector<Operation> Communicators::take_postponed(ncclComm_t communicator) {
+std::vector<ObservedOperation> Communicators::take_postponed(ncclComm_t communicator) {
   const std::lock_guard lock(mutex_);
-  std::vector<Operation> operations;
+  std::vector<ObservedOperation> operations;
   const auto found = known_.find(communicator);
   if (found != known_.end()) operations.swap(found->second.postponed);
   return operations;

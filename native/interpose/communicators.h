@@ -15,13 +15,13 @@
 namespace jitckpt::interpose {
 
 // One NCCL data call, or what a group did on one stream.
-struct Operation {
+struct ObservedOperation {
   const char* name;
   ncclComm_t communicator;
   cudaStream_t stream;
   uint64_t bytes;
   uint32_t calls = 1;
-  std::vector<watchdog::Exchange> exchanges = {};  // none: a collective
+  std::vector<watchdog::PointToPoint> exchanges = {};  // none: a collective
 };
 
 // What a rank has enqueued on one communicator.
@@ -41,14 +41,14 @@ class Communicators {
   void made_from(ncclComm_t parent, ncclComm_t communicator, uint64_t distinction);
 
   // The watch for the operation, which is counted.
-  watchdog::Watch next(const Operation& operation);
+  watchdog::Watch next(const ObservedOperation& operation);
   std::vector<CommunicatorProgress> progress() const;
   void forget(ncclComm_t communicator);
 
   // A communicator that does not block may enqueue an operation only later, on a thread of its own: it is
   // kept until ncclCommGetAsyncError says that the enqueuing is over.
-  void postpone(const Operation& operation);
-  std::vector<Operation> take_postponed(ncclComm_t communicator);
+  void postpone(const ObservedOperation& operation);
+  std::vector<ObservedOperation> take_postponed(ncclComm_t communicator);
 
   // True the first time that a communicator fails.
   bool failed(ncclComm_t communicator);
@@ -58,7 +58,7 @@ class Communicators {
     CommunicatorProgress progress;
     uint64_t children = 0;
     bool failed = false;
-    std::vector<Operation> postponed;
+    std::vector<ObservedOperation> postponed;
   };
   Known& known(ncclComm_t communicator);
 

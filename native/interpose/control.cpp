@@ -42,7 +42,7 @@ double shortest_patience(const jitckpt_config_t& config) {
 
 }  // namespace
 
-Control::Control(const jitckpt_config_t& config, Library& library, watchdog::Poller& poller)
+Control::Control(const jitckpt_config_t& config, LibraryState& library, watchdog::Poller& poller)
     : config_(config),
       look_every_(look_every(config)),
       library_(library),
@@ -165,18 +165,18 @@ void Control::hear_agent() {
         return;
       case AgentChannel::Received::message:
         switch (messages::order_of(message)) {
-          case messages::Order::save:
+          case messages::AgentOrder::save:
             order_ = message;
             resume_wanted_ = false;
             break;
-          case messages::Order::resume:
+          case messages::AgentOrder::resume:
             resume_wanted_ = true;
             break;
-          case messages::Order::ask:
+          case messages::AgentOrder::ask:
             tell_agent(messages::progress(messages::question_of(message), library_.communicators.progress(),
                                           library_.device.watches.in_flight(library_.device.clock.now())));
             break;
-          case messages::Order::unknown:
+          case messages::AgentOrder::unknown:
             std::fprintf(stderr, "jitckpt: the agent sent an order that this library does not know: %.200s\n",
                          message.c_str());
         }

@@ -21,7 +21,7 @@ namespace jitckpt::interpose {
 
 class Control {
  public:
-  Control(const jitckpt_config_t& config, Library& library, watchdog::Poller& poller);
+  Control(const jitckpt_config_t& config, LibraryState& library, watchdog::Poller& poller);
   ~Control();
 
   // How often to look whether a collective hangs.
@@ -64,7 +64,7 @@ class Control {
 
   const jitckpt_config_t config_;
   const std::chrono::milliseconds look_every_;
-  Library& library_;
+  LibraryState& library_;
   watchdog::Poller& poller_;
   AgentChannel agent_;
   int wake_ = -1;
@@ -84,7 +84,7 @@ class Control {
   std::string ending_reason_;
   double held_since_ = 0, rescue_at_ = 0, ending_at_ = 0;
   int rescue_step_ = 0;
-  std::optional<watchdog::Rest> rest_;
+  std::optional<watchdog::RestDecision> rest_;
   std::shared_ptr<Saver> saver_;
   bool saved_ = false;
 };

@@ -50,7 +50,7 @@ std::string problem_of(const jitckpt_config_t& config) {
 void recycle(watchdog::Event event) { library().device.events.give_back(event); }
 
 int add_marker(uint64_t step, void* stream, bool is_end) {
-  Library& all = library();
+  LibraryState& all = library();
   const auto handle = static_cast<cudaStream_t>(stream);
   cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
   if (real::cudaStreamIsCapturing(handle, &capture) == cudaSuccess &&
@@ -77,7 +77,7 @@ void recycle_time(watchdog::Event event) { library().device.times.give_back(even
 
 // What somebody wants to know of the times of minibatches: they begin where a step ends.
 void time_boundary(cudaStream_t stream) {
-  Library& all = library();
+  LibraryState& all = library();
   if (all.device.network.is_on())
     if (const auto event = all.device.times.record(stream, all.device.streams.device_of(stream)))
       all.device.network.boundary(*event, recycle_time);
@@ -121,7 +121,7 @@ const char* jitckpt_last_error(void) { return last_error.c_str(); }
 
 int jitckpt_start(const jitckpt_config_t* config) {
   if (const std::string problem = problem_of(*config); !problem.empty()) return fail(problem);
-  Library& all = library();
+  LibraryState& all = library();
   const std::lock_guard lock(all.job_mutex);
   if (all.job)
     return fail("jitckpt_start was called before in this process: one process is one rank of one job.");
@@ -136,7 +136,7 @@ int jitckpt_start(const jitckpt_config_t* config) {
 }
 
 void jitckpt_stop(void) {
-  Library& all = library();
+  LibraryState& all = library();
   // While the job is still there: the save reports to the agent.
   if (const auto running = current_job()) running->control().wait_for_save();
   std::shared_ptr<Job> job;
@@ -189,7 +189,7 @@ int jitckpt_step_end(uint64_t step, void* stream) {
 void jitckpt_await_boundary(int waits) { await_boundary(waits != 0); }
 
 void jitckpt_get_progress(jitckpt_progress_t* progress) {
-  Library& all = library();
+  LibraryState& all = library();
   // A save asks again after it has copied: only a fresh answer says that the device has not gone on.
   if (holding()) all.device.markers.poll(watchdog::finished, recycle);
   const watchdog::StepProgress steps = all.device.markers.progress();
@@ -222,7 +222,7 @@ int jitckpt_report(const char* json, size_t length) {
 }
 
 int jitckpt_collectives(char* json, size_t capacity) {
-  Library& all = library();
+  LibraryState& all = library();
   const auto in_flight = all.device.watches.in_flight(all.device.clock.now());
   const std::string text = messages::collectives(in_flight, in_flight.size());
   if (capacity > 0) {

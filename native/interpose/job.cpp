@@ -15,7 +15,7 @@ constexpr std::chrono::milliseconds longest_poll(100);
 
 }  // namespace
 
-Job::Job(const jitckpt_config_t& config, Library& library)
+Job::Job(const jitckpt_config_t& config, LibraryState& library)
     : max_ahead_(config.max_ahead),
       library_(library),
       poller_(library.device, std::min(Control::look_every(config), longest_poll)),

@@ -11,7 +11,7 @@ namespace jitckpt::interpose {
 
 class Job {
  public:
-  Job(const jitckpt_config_t& config, Library& library);
+  Job(const jitckpt_config_t& config, LibraryState& library);
   void start();
   // False if a thread of the job is stuck in a device call: the job must not be destroyed.
   bool stop();
@@ -30,7 +30,7 @@ class Job {
 
  private:
   const uint32_t max_ahead_;
-  Library& library_;
+  LibraryState& library_;
   watchdog::Poller poller_;
   Control control_;
 };

@@ -12,7 +12,7 @@
 namespace jitckpt::interpose {
 namespace {
 
-std::atomic<Library*> the_library{nullptr};
+std::atomic<LibraryState*> the_library{nullptr};
 std::atomic<int> agent_descriptor{-1};
 
 // A forked child (a DataLoader's worker, a subprocess before its exec) has none of our threads and is not the
@@ -31,11 +31,11 @@ void begin_anew_in_child() {
 
 }  // namespace
 
-Library& library() {
-  Library* found = the_library.load(std::memory_order_acquire);
+LibraryState& library() {
+  LibraryState* found = the_library.load(std::memory_order_acquire);
   if (found) return *found;
   // Without a lock, which a fork might leave locked for ever.
-  auto* const made = new Library;
+  auto* const made = new LibraryState;
   if (!the_library.compare_exchange_strong(found, made, std::memory_order_acq_rel)) {
     delete made;
     return *found;
@@ -46,7 +46,7 @@ Library& library() {
 }
 
 std::shared_ptr<Job> current_job() {
-  Library& all = library();
+  LibraryState& all = library();
   const std::lock_guard lock(all.job_mutex);
   return all.job;
 }

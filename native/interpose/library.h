@@ -14,7 +14,7 @@ namespace jitckpt::interpose {
 
 class Job;
 
-struct Library {
+struct LibraryState {
   watchdog::DeviceWork device;
   Communicators communicators;
   StepThread step_thread;
@@ -28,7 +28,7 @@ struct Library {
 
 // Made at the first call that needs it; never destroyed, because calls come until the very end of the
 // process.
-Library& library();
+LibraryState& library();
 
 // The descriptor that a forked child closes.
 void note_agent(int descriptor);

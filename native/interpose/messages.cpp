@@ -66,7 +66,7 @@ std::string fields(const watchdog::InFlight& entry) {
   const watchdog::Watch& watch = entry.watch;
   std::string exchanges;
   for (size_t index = 0; index < watch.exchanges.size() && index < peers_in_a_message; ++index) {
-    const watchdog::Exchange& exchange = watch.exchanges[index];
+    const watchdog::PointToPoint& exchange = watch.exchanges[index];
     exchanges += std::string(index ? ",[" : "[") + (exchange.send ? "true" : "false") + "," +
                  std::to_string(exchange.peer) + "," + std::to_string(exchange.number) + "]";
   }
@@ -78,11 +78,11 @@ std::string fields(const watchdog::InFlight& entry) {
 
 }  // namespace
 
-Order order_of(std::string_view message) {
-  if (message.starts_with("{\"type\":\"save\"")) return Order::save;
-  if (message.starts_with("{\"type\":\"resume\"")) return Order::resume;
-  if (message.starts_with("{\"type\":\"ask\"")) return Order::ask;
-  return Order::unknown;
+AgentOrder order_of(std::string_view message) {
+  if (message.starts_with("{\"type\":\"save\"")) return AgentOrder::save;
+  if (message.starts_with("{\"type\":\"resume\"")) return AgentOrder::resume;
+  if (message.starts_with("{\"type\":\"ask\"")) return AgentOrder::ask;
+  return AgentOrder::unknown;
 }
 
 long long save_id_of(std::string_view order) { return number_of(order, "\"save_id\":"); }

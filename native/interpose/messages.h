@@ -12,8 +12,8 @@
 
 namespace jitckpt::interpose::messages {
 
-enum class Order { save, resume, ask, unknown };
-Order order_of(std::string_view message);
+enum class AgentOrder { save, resume, ask, unknown };
+AgentOrder order_of(std::string_view message);
 long long save_id_of(std::string_view order);   // 0 if it has none
 long long question_of(std::string_view order);  // likewise
 

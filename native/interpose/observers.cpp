@@ -22,7 +22,7 @@ std::atomic<int> armed_signal{0};
 
 // NCCL's groups are per thread.
 thread_local constinit int group_depth = 0;
-thread_local std::vector<Operation> group;
+thread_local std::vector<ObservedOperation> group;
 
 // While somebody wants to know when the network is used: where the next call, or group of calls, begins on a
 // stream.
@@ -67,8 +67,8 @@ bool is_capturing(cudaStream_t stream) {
   return real::cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
 }
 
-void watch(const Operation& operation) {
-  Library& all = library();
+void watch(const ObservedOperation& operation) {
+  LibraryState& all = library();
   const watchdog::Watch watch = all.communicators.next(operation);
   // While capturing nothing runs, and an event would become part of the graph.
   if (is_capturing(operation.stream)) return;
@@ -93,8 +93,8 @@ void profile(cudaStream_t stream) {
   }
 }
 
-void watch_or_postpone(ncclResult_t result, const std::vector<Operation>& operations) {
-  for (const Operation& operation : operations) {
+void watch_or_postpone(ncclResult_t result, const std::vector<ObservedOperation>& operations) {
+  for (const ObservedOperation& operation : operations) {
     if (result == ncclInProgress) {
       library().communicators.postpone(operation);
     } else {
@@ -107,9 +107,9 @@ void watch_or_postpone(ncclResult_t result, const std::vector<Operation>& operat
 }
 
 // One operation a stream: a group runs as one kernel there, and ends at once.
-std::vector<Operation> merged_by_stream(const std::vector<Operation>& operations) {
-  std::vector<Operation> merged;
-  for (const Operation& operation : operations) {
+std::vector<ObservedOperation> merged_by_stream(const std::vector<ObservedOperation>& operations) {
+  std::vector<ObservedOperation> merged;
+  for (const ObservedOperation& operation : operations) {
     const auto same = std::find_if(merged.begin(), merged.end(),
                                    [&](const auto& other) { return other.stream == operation.stream; });
     if (same == merged.end()) {
@@ -157,7 +157,7 @@ void created(cudaError_t result, cudaStream_t* stream) {
 void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
 void before_collective(cudaStream_t stream) {
-  Library& all = library();
+  LibraryState& all = library();
   if (!all.device.network.is_on() && !all.device.use.is_wanted()) [[likely]]
     return;
   const auto is_same = [&](const auto& one) { return one.first == stream; };
@@ -174,7 +174,7 @@ void collective(ncclResult_t result, const char* name, ncclComm_t communicator, 
     if (const auto job = current_job()) job->call_failed(name, result);
     return;
   }
-  Operation operation{name, communicator, stream, count * bytes_of(datatype)};
+  ObservedOperation operation{name, communicator, stream, count * bytes_of(datatype)};
   if (peer >= 0) operation.exchanges.push_back({.send = name == std::string_view("ncclSend"), .peer = peer});
   if (group_depth > 0) {
     group.push_back(operation);
@@ -190,7 +190,7 @@ void ncclGroupStart(ncclResult_t result) {
 
 void ncclGroupEnd(ncclResult_t result) {
   if (group_depth > 0 && --group_depth > 0) return;
-  const std::vector<Operation> operations = merged_by_stream(group);
+  const std::vector<ObservedOperation> operations = merged_by_stream(group);
   group.clear();
   if (operations.empty()) return;
   if (result != ncclSuccess && result != ncclInProgress) forget_begun();
@@ -235,7 +235,7 @@ void ncclCommAbort(ncclComm_t comm) { library().communicators.forget(comm); }
 void ncclCommGetAsyncError(ncclResult_t result, ncclComm_t comm, ncclResult_t* asyncError) {
   if (result != ncclSuccess || !attentive() || is_inside_a_call(0)) return;
   if (*asyncError == ncclSuccess) {
-    for (const Operation& operation : library().communicators.take_postponed(comm)) watch(operation);
+    for (const ObservedOperation& operation : library().communicators.take_postponed(comm)) watch(operation);
   } else if (*asyncError != ncclInProgress) {
     const auto job = current_job();
     // c10d would abort its communicators and end the process before anything is saved.

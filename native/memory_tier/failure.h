@@ -17,8 +17,8 @@ enum class Reason {
   no_memory,  // what is kept here can't be read or written
 };
 
-struct Failure : std::runtime_error {
-  Failure(Reason why, const std::string& text, uint64_t of_chunk = 0)
+struct ChunkFailure : std::runtime_error {
+  ChunkFailure(Reason why, const std::string& text, uint64_t of_chunk = 0)
       : std::runtime_error(text), reason(why), chunk(of_chunk) {}
   Reason reason;
   uint64_t chunk;  // for those that are about one

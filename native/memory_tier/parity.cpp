@@ -17,11 +17,12 @@ void exclusive_or(std::span<std::byte> to, std::span<const std::byte> with) {
 
 void Sum::add(uint32_t piece, uint64_t number, std::span<const std::byte> chunk, const Window& to) {
   const std::lock_guard lock(mutex_);
-  if (ended_) throw Failure(Reason::stopped, "another sum is made in its place");
+  if (ended_) throw ChunkFailure(Reason::stopped, "another sum is made in its place");
   uint64_t& added = added_[piece];
   if (number < added) return;
-  if (number > added || number >= to.chunks()) throw Failure(Reason::nonsense, "a chunk came out of turn");
-  if (!to.is_writable()) throw Failure(Reason::no_memory, "it can only be read");
+  if (number > added || number >= to.chunks())
+    throw ChunkFailure(Reason::nonsense, "a chunk came out of turn");
+  if (!to.is_writable()) throw ChunkFailure(Reason::no_memory, "it can only be read");
   const std::span<std::byte> target = to.chunk(number);
   if (there_.size() <= number) there_.resize(number + 1);
   const size_t size = std::min(chunk.size(), target.size()), both = std::min<size_t>(there_[number], size);

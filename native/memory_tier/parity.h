@@ -19,7 +19,7 @@ void exclusive_or(std::span<std::byte> to, std::span<const std::byte> with);
 class Sum {
  public:
   // Adds a chunk of a piece to those of that number. What is there already is not added twice; what goes
-  // beyond `to` is left out. Throws Failure: stopped after end(), nonsense for a chunk out of turn.
+  // beyond `to` is left out. Throws ChunkFailure: stopped after end(), nonsense for a chunk out of turn.
   void add(uint32_t piece, uint64_t number, std::span<const std::byte> chunk, const Window& to);
 
   // How many chunks of a piece are in it.

@@ -37,7 +37,7 @@ py::list as_bytes(const Digests& digests) {
   return found;
 }
 
-Connection connection_of(int socket, int stop, double patience) {
+ChunkConnection connection_of(int socket, int stop, double patience) {
   return {socket, stop,
           std::chrono::duration_cast<std::chrono::nanoseconds>(std::chrono::duration<double>(patience))};
 }
@@ -66,21 +66,44 @@ const char* name_of(Reason reason) {
   return "";
 }
 
-}  // namespace
+// The words stand at these places of each rank's.
+void listen_to_ranks(Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited,
+                     size_t uses) {
+  for (const Window& rank : ranks)
+    if (rank.bytes().size() < std::max({began, awaited, uses}) + sizeof(uint64_t) || began % 8 ||
+        awaited % 8 || uses % 8)
+      throw std::invalid_argument("there are no words at those places");
+  const auto word = [](const Window& rank, size_t place) {
+    return __atomic_load_n(reinterpret_cast<const uint64_t*>(rank.bytes().data() + place), __ATOMIC_ACQUIRE);
+  };
+  const auto newest = [ranks, began, word] {
+    const std::chrono::nanoseconds since(ranks.empty() ? 0 : word(ranks.front(), began));
+    return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
+  };
+  const auto any = [ranks, word](size_t place) {
+    return [ranks, word, place] {
+      return std::any_of(ranks.begin(), ranks.end(),
+                         [&](const Window& rank) { return word(rank, place) != 0; });
+    };
+  };
+  pace.listen({newest, any(awaited), any(uses)});
+}
 
-PYBIND11_MODULE(_memory_tier, module) {
-  module.doc() = "Chunks of the memory tier, outside of Python's lock. Use it through jitckpt.tiers.";
-  static py::handle failed = py::exception<Failure>(module, "Failure", PyExc_OSError).release();
+void add_failure(py::module_& module) {
+  static py::handle failed = py::exception<ChunkFailure>(module, "Failure", PyExc_OSError).release();
   py::register_exception_translator([](std::exception_ptr pending) {
     try {
       if (pending) std::rethrow_exception(pending);
-    } catch (const Failure& error) {
+    } catch (const ChunkFailure& error) {
       py::object raised = failed(error.what());
       raised.attr("reason") = name_of(error.reason);
       raised.attr("chunk") = error.chunk;
       PyErr_SetObject(failed.ptr(), raised.ptr());
     }
   });
+}
+
+void add_window(py::module_& module) {
   py::class_<Window>(module, "Window", py::buffer_protocol(),
                      "A shard's data in a memfd that can't shrink, cut into chunks.")
       .def(py::init<int, uint64_t, uint64_t, uint64_t>(), py::arg("descriptor"), py::arg("offset"),
@@ -91,6 +114,9 @@ PYBIND11_MODULE(_memory_tier, module) {
       })
       .def("part", &Window::part, py::arg("first"), py::arg("count"))
       .def_property_readonly("size", [](const Window& window) { return window.bytes().size(); });
+}
+
+void add_pace(py::module_& module) {
   py::class_<Pace>(module, "Pace", "When how much may be sent; one for all that a host sends.")
       .def(py::init())
       .def(
@@ -112,33 +138,14 @@ PYBIND11_MODULE(_memory_tier, module) {
           py::arg("slots"), py::arg("minibatch"), py::arg("bytes_per_second"),
           "Send in slots of a minibatch: begin and end of the span (in seconds), and bytes, of each.")
       .def(
-          "listen",
-          [](Pace& pace, const std::vector<Window>& ranks, size_t began, size_t awaited, size_t uses) {
-            for (const Window& rank : ranks)
-              if (rank.bytes().size() < std::max({began, awaited, uses}) + sizeof(uint64_t) || began % 8 ||
-                  awaited % 8 || uses % 8)
-                throw std::invalid_argument("there are no words at those places");
-            const auto word = [](const Window& rank, size_t place) {
-              return __atomic_load_n(reinterpret_cast<const uint64_t*>(rank.bytes().data() + place),
-                                     __ATOMIC_ACQUIRE);
-            };
-            const auto newest = [ranks, began, word] {
-              const std::chrono::nanoseconds since(ranks.empty() ? 0 : word(ranks.front(), began));
-              return Pace::Clock::time_point(std::chrono::duration_cast<Pace::Clock::duration>(since));
-            };
-            const auto any = [ranks, word](size_t place) {
-              return [ranks, word, place] {
-                return std::any_of(ranks.begin(), ranks.end(),
-                                   [&](const Window& rank) { return word(rank, place) != 0; });
-              };
-            };
-            pace.listen({newest, any(awaited), any(uses)});
-          },
-          py::arg("ranks"), py::arg("began"), py::arg("awaited"), py::arg("uses_network"),
+          "listen", &listen_to_ranks, py::arg("ranks"), py::arg("began"), py::arg("awaited"),
+          py::arg("uses_network"),
           "Hear of the ranks, by words at these places: when the newest minibatch began (CLOCK_MONOTONIC, in "
           "ns; the first rank's counts), whether the training waits for what is sent, and whether it uses "
-          "the "
-          "network.");
+          "the network.");
+}
+
+void add_sum(py::module_& module) {
   py::class_<Sum>(module, "Sum", "The XOR of pieces of several shards, which grows in memory as they come.")
       .def(py::init())
       .def(
@@ -159,7 +166,7 @@ PYBIND11_MODULE(_memory_tier, module) {
           [](Sum& sum, uint32_t piece, const Window& to, int socket, uint64_t size, const py::sequence& given,
              double patience, int stop) {
             const Digests digests = digests_in(given);
-            Connection connection = connection_of(socket, stop, patience);
+            ChunkConnection connection = connection_of(socket, stop, patience);
             const py::gil_scoped_release released;
             receive_each(connection, size, to.chunk_size(), digests,
                          [&](uint64_t number, std::span<const std::byte> chunk) {
@@ -168,6 +175,9 @@ PYBIND11_MODULE(_memory_tier, module) {
           },
           py::arg("piece"), py::arg("to"), py::arg("socket"), py::arg("size"), py::arg("digests"),
           py::arg("patience"), py::arg("stop") = -1);
+}
+
+void add_functions(py::module_& module) {
   module.def(
       "digests",
       [](const Window& window) {
@@ -201,7 +211,7 @@ PYBIND11_MODULE(_memory_tier, module) {
       "send",
       [](int socket, const Window& window, const py::sequence& given, Pace& pace, double patience, int stop) {
         const Digests digests = digests_in(given);
-        Connection connection = connection_of(socket, stop, patience);
+        ChunkConnection connection = connection_of(socket, stop, patience);
         const py::gil_scoped_release released;
         send_chunks(connection, window, digests, pace);
       },
@@ -211,9 +221,20 @@ PYBIND11_MODULE(_memory_tier, module) {
       "receive",
       [](int socket, const Window& window, const py::sequence& given, double patience, int stop) {
         const Digests digests = digests_in(given);
-        Connection connection = connection_of(socket, stop, patience);
+        ChunkConnection connection = connection_of(socket, stop, patience);
         const py::gil_scoped_release released;
         receive_chunks(connection, window, digests);
       },
       py::arg("socket"), py::arg("window"), py::arg("digests"), py::arg("patience"), py::arg("stop") = -1);
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_memory_tier, module) {
+  module.doc() = "Chunks of the memory tier, outside of Python's lock. Use it through jitckpt.tiers.";
+  add_failure(module);
+  add_window(module);
+  add_pace(module);
+  add_sum(module);
+  add_functions(module);
 }

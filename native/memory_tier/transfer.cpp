@@ -18,24 +18,24 @@ struct Word {
 constexpr uint32_t right = 1, wrong = 2;
 constexpr uint32_t gives_up = 0;  // in the place of a size: no chunk is empty
 
-void say(Connection& connection, Word word, bool more_follows = false) {
+void say(ChunkConnection& connection, Word word, bool more_follows = false) {
   connection.send(std::as_bytes(std::span(&word, 1)), more_follows);
 }
 
-Word hear(Connection& connection) {
+Word hear(ChunkConnection& connection) {
   Word word;
   connection.receive(std::as_writable_bytes(std::span(&word, 1)));
   return word;
 }
 
-[[noreturn]] void nonsense() { throw Failure(Reason::nonsense, "what came is not what belongs there"); }
+[[noreturn]] void nonsense() { throw ChunkFailure(Reason::nonsense, "what came is not what belongs there"); }
 
 [[noreturn]] void damaged(uint64_t number) {
-  throw Failure(Reason::damaged, "its checksum is another", number);
+  throw ChunkFailure(Reason::damaged, "its checksum is another", number);
 }
 
 // Sends a chunk as the pace has it.
-void send_chunk(Connection& connection, std::span<const std::byte> left, Pace& pace) {
+void send_chunk(ChunkConnection& connection, std::span<const std::byte> left, Pace& pace) {
   while (!left.empty()) {
     const Pace::Turn turn = pace.take(left.size(), Pace::Clock::now());
     if (turn.bytes == 0) {
@@ -52,7 +52,7 @@ void send_chunk(Connection& connection, std::span<const std::byte> left, Pace& p
 constexpr size_t at_once = 1 << 20;
 
 // Receives a chunk and says whether it is right.
-bool receive_chunk(Connection& connection, std::span<std::byte> to, const Digest& expected,
+bool receive_chunk(ChunkConnection& connection, std::span<std::byte> to, const Digest& expected,
                    Digester& digester) {
   for (size_t begin = 0; begin < to.size(); begin += at_once) {
     const auto piece = to.subspan(begin, std::min(at_once, to.size() - begin));
@@ -66,7 +66,8 @@ bool receive_chunk(Connection& connection, std::span<std::byte> to, const Digest
 using Places = std::function<std::span<std::byte>(uint64_t number)>;
 
 // The chunks that are on their way when one is found wrong are received and thrown away.
-[[noreturn]] void give_up(Connection& connection, uint64_t number, uint64_t chunks, const Places& place) {
+[[noreturn]] void give_up(ChunkConnection& connection, uint64_t number, uint64_t chunks,
+                          const Places& place) {
   say(connection, {static_cast<uint32_t>(number), wrong});
   std::vector<std::byte> thrown_away(place(0).size());
   for (uint64_t after = number + 1;; ++after) {
@@ -79,7 +80,7 @@ using Places = std::function<std::span<std::byte>(uint64_t number)>;
   }
 }
 
-void receive_all(Connection& connection, std::span<const Digest> digests, const Places& place,
+void receive_all(ChunkConnection& connection, std::span<const Digest> digests, const Places& place,
                  const Taker& take) {
   Digester digester;
   for (uint64_t number = 0; number < digests.size(); ++number) {
@@ -95,7 +96,8 @@ void receive_all(Connection& connection, std::span<const Digest> digests, const 
 
 }  // namespace
 
-void send_chunks(Connection& connection, const Window& from, std::span<const Digest> digests, Pace& pace) {
+void send_chunks(ChunkConnection& connection, const Window& from, std::span<const Digest> digests,
+                 Pace& pace) {
   from.check(digests.size());
   uint64_t answered = 0;
   const auto hear_answer = [&](uint64_t next) {
@@ -104,7 +106,7 @@ void send_chunks(Connection& connection, const Window& from, std::span<const Dig
     if (word.says == wrong) {
       say(connection, {static_cast<uint32_t>(next), gives_up});
       if (digest_of(from.chunk(answered)) != digests[answered]) damaged(answered);
-      throw Failure(Reason::refused, "the other side says that its checksum is another", answered);
+      throw ChunkFailure(Reason::refused, "the other side says that its checksum is another", answered);
     }
     ++answered;
   };
@@ -117,16 +119,16 @@ void send_chunks(Connection& connection, const Window& from, std::span<const Dig
   while (answered < digests.size()) hear_answer(digests.size());
 }
 
-void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests) {
+void receive_chunks(ChunkConnection& connection, const Window& to, std::span<const Digest> digests) {
   to.check(digests.size());
-  if (to.chunks() > 0 && !to.is_writable()) throw Failure(Reason::no_memory, "it can only be read");
+  if (to.chunks() > 0 && !to.is_writable()) throw ChunkFailure(Reason::no_memory, "it can only be read");
   receive_all(connection, digests, [&](uint64_t number) { return to.chunk(number); }, [](auto, auto) {});
 }
 
-void receive_each(Connection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,
+void receive_each(ChunkConnection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,
                   const Taker& take) {
   if (chunk == 0 || chunk > most_chunk || digests.size() != size / chunk + (size % chunk != 0))
-    throw Failure(Reason::no_memory, "it has another number of chunks than of checksums");
+    throw ChunkFailure(Reason::no_memory, "it has another number of chunks than of checksums");
   std::vector<std::byte> scratch(std::min(chunk, size));
   const auto place = [&](uint64_t number) {
     return std::span(scratch).first(std::min(chunk, size - number * chunk));

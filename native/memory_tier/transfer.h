@@ -9,7 +9,7 @@
 #include <functional>
 #include <span>
 
-#include "memory_tier/connection.h"
+#include "memory_tier/chunk_connection.h"
 #include "memory_tier/digests.h"
 #include "memory_tier/pace.h"
 #include "memory_tier/window.h"
@@ -18,13 +18,14 @@ namespace jitckpt::memory_tier {
 
 constexpr uint64_t most_unanswered = 4;  // chunks: GEMINI's p sub-buffers
 
-// Each throws Failure.
-void send_chunks(Connection& connection, const Window& from, std::span<const Digest> digests, Pace& pace);
-void receive_chunks(Connection& connection, const Window& to, std::span<const Digest> digests);
+// Each throws ChunkFailure.
+void send_chunks(ChunkConnection& connection, const Window& from, std::span<const Digest> digests,
+                 Pace& pace);
+void receive_chunks(ChunkConnection& connection, const Window& to, std::span<const Digest> digests);
 
 // Receives what is so long and cut into such chunks; each is handed on once it is known to be right.
 using Taker = std::function<void(uint64_t number, std::span<const std::byte> chunk)>;
-void receive_each(Connection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,
+void receive_each(ChunkConnection& connection, uint64_t size, uint64_t chunk, std::span<const Digest> digests,
                   const Taker& take);
 
 }  // namespace jitckpt::memory_tier

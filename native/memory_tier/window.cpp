@@ -14,7 +14,7 @@
 namespace jitckpt::memory_tier {
 namespace {
 
-[[noreturn]] void no_memory(const std::string& what) { throw Failure(Reason::no_memory, what); }
+[[noreturn]] void no_memory(const std::string& what) { throw ChunkFailure(Reason::no_memory, what); }
 
 void refuse_what_may_shrink(int descriptor, uint64_t offset, uint64_t size) {
   struct stat file{};
@@ -72,7 +72,7 @@ void verify(const Window& window, std::span<const Digest> digests) {
   window.check(digests.size());
   for (uint64_t number = 0; number < digests.size(); ++number) {
     if (digest_of(window.chunk(number)) != digests[number])
-      throw Failure(Reason::damaged, "its checksum is another", number);
+      throw ChunkFailure(Reason::damaged, "its checksum is another", number);
   }
 }
 
@@ -89,7 +89,7 @@ void copy(const Window& window, std::span<const Digest> digests, std::span<std::
       digester.add(target);
     }
     if (digester.finish() != digests[number])
-      throw Failure(Reason::damaged, "its checksum is another", number);
+      throw ChunkFailure(Reason::damaged, "its checksum is another", number);
   }
 }
 

@@ -23,11 +23,11 @@ constexpr size_t piece_size = 256 << 10;  // is still in the processor's cache w
 class Window {
  public:
   // The data are cut into chunks of so many bytes, of which the last one is shorter. Throws
-  // Failure(no_memory).
+  // ChunkFailure(no_memory).
   Window(int descriptor, uint64_t offset, uint64_t size, uint64_t chunk);
 
-  // So many chunks of it, from one on, as a window of their own. Throws Failure(no_memory) if they are not
-  // there.
+  // So many chunks of it, from one on, as a window of their own. Throws ChunkFailure(no_memory) if they are
+  // not there.
   Window part(uint64_t first, uint64_t count) const;
 
   std::span<std::byte> bytes() const { return bytes_; }
@@ -39,7 +39,7 @@ class Window {
     return bytes_.subspan(begin, std::min<uint64_t>(chunk_, bytes_.size() - begin));
   }
 
-  // Throws Failure(no_memory) for another number of checksums than of chunks.
+  // Throws ChunkFailure(no_memory) for another number of checksums than of chunks.
   void check(size_t digests) const;
 
  private:
@@ -52,7 +52,7 @@ class Window {
 Digest digest_of(std::span<const std::byte> chunk);
 std::vector<Digest> digests_of(const Window& window);
 
-// Throws Failure(damaged) for the first chunk that is not what its checksum says.
+// Throws ChunkFailure(damaged) for the first chunk that is not what its checksum says.
 void verify(const Window& window, std::span<const Digest> digests);
 
 // Puts the data elsewhere; verifies what has arrived there.

@@ -8,8 +8,8 @@
 
 namespace jitckpt::proxy {
 
-// In the order of Control::errors.
-enum class Library : uint8_t { cudart, nccl, cublas };
+using jitckpt::Library;
+// ControlBlock::errors has them in this order.
 static_assert(static_cast<std::size_t>(Library::cublas) + 1 == library_count);
 
 // The same in the words of the library that is asked.

@@ -21,7 +21,7 @@ constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 // optimizer step that it is ready for, to `copy_state` to the host, and at last to `reset`, or to
 // `reset_but_memory`, after which the state is still there. It says the same word when that is done, 0 if it
 // can't.
-struct Greeting {
+struct ServerGreeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
   char text[500];
@@ -35,7 +35,7 @@ struct Load {
 };
 // finish: `first` is the step. copy_state: Range[second], which the client has put into pinned memory at
 // `first`.
-struct Order {
+struct ServerOrder {
   uint32_t word;
   uint64_t first, second;
 };
@@ -67,9 +67,9 @@ struct allocate_answer {
   uint64_t address;
 };
 
-// flag: which of Control::copied says that it is over, and need not be made again. The first compared_bytes
-// of what it has copied are put to `kept` as well, and what a replay would have copied is put behind them and
-// compared: 0: nothing is. room: as below.
+// flag: which of ControlBlock::copied says that it is over, and need not be made again. The first
+// compared_bytes of what it has copied are put to `kept` as well, and what a replay would have copied is put
+// behind them and compared: 0: nothing is. room: as below.
 struct copy {
   uint64_t to, from, bytes, stream;
   int32_t kind;
@@ -83,8 +83,8 @@ struct copy_from_host {
 };
 
 // From pinned memory, which is read when the stream comes to it. What it has read is put to `kept`, which
-// lies in a room of Control::segment_bytes of pinned memory that the program does not see; the flag, as of a
-// copy, says that it is there, for when the call is made again.
+// lies in a room of ControlBlock::segment_bytes of pinned memory that the program does not see; the flag, as
+// of a copy, says that it is there, for when the call is made again.
 struct copy_from_pinned {
   uint64_t to, from, bytes, stream, kept, room;
   uint32_t flag;
@@ -160,7 +160,7 @@ struct newest_image_answer {
   uint64_t image;
 };
 
-// The time is to be noted in Control::made_at.
+// The time is to be noted in ControlBlock::made_at.
 struct note_time {
   uint32_t made;  // Made
 };
@@ -180,8 +180,8 @@ struct check_memory {
 struct Piece {
   uint64_t address, image, copy, found, bytes;
   int32_t device;
-  uint32_t
-      filled;  // 1: it was free then, so all of it is Control::filled_with before the calls are made again
+  uint32_t filled;  // 1: it was free then, so all of it is ControlBlock::filled_with before the calls are
+                    // made again
 };
 struct check_memory_answer {
   uint64_t check;  // the newest whose copy is whole

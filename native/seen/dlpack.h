@@ -13,16 +13,16 @@ struct DataType {
   bool operator==(const DataType&) const = default;
 };
 
-struct Device {
+struct TensorDevice {
   int32_t type;
   int32_t index;
-  bool operator==(const Device&) const = default;
+  bool operator==(const TensorDevice&) const = default;
 };
 constexpr int32_t kCpu = 1, kCuda = 2;
 
 struct Tensor {
   void* data;
-  Device device;
+  TensorDevice device;
   int32_t dimensions;
   DataType type;
   int64_t* shape;

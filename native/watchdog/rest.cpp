@@ -2,7 +2,7 @@
 
 namespace jitckpt::watchdog {
 
-std::optional<RestOutcome> Rest::look(double now, const std::optional<Observation>& seen) {
+std::optional<RestOutcome> RestDecision::look(double now, const std::optional<Observation>& seen) {
   if (seen) {
     // Twice, because a call that passed the gate just before it closed may reach its stream only now.
     idle_looks_ = seen->idle && !seen->inside_step ? idle_looks_ + 1 : 0;

@@ -16,10 +16,10 @@ struct Observation {
 
 enum class RestOutcome { idle, settled, bound };
 
-class Rest {
+class RestDecision {
  public:
   // settle: at rest when nothing has changed for so long; bound: then go on in any case. Seconds.
-  Rest(double now, double settle, double bound)
+  RestDecision(double now, double settle, double bound)
       : settle_(settle), begun_(now), changed_(now), bound_(bound) {}
 
   // What is known now; nothing while the poller has not answered since the gate closed (it may be stuck).

@@ -23,7 +23,7 @@
 namespace jitckpt::watchdog {
 
 // A send or a receive: the number-th, from 1, between this rank and `peer` on one communicator.
-struct Exchange {
+struct PointToPoint {
   bool send = false;
   int peer = -1;
   uint64_t number = 0;
@@ -35,7 +35,7 @@ struct Watch {
   const char* operation = "";  // "ncclAllReduce"; of a group, its first
   uint32_t calls = 1;          // how many calls a group had on this stream
   uint64_t bytes = 0;
-  std::vector<Exchange> exchanges = {};  // none: a collective
+  std::vector<PointToPoint> exchanges = {};  // none: a collective
 };
 
 // How long a collective may take, in seconds. Where floor < ceiling it is learned: ten times what the slowest

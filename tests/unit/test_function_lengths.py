@@ -4,11 +4,13 @@ import ast
 from collections.abc import Iterator
 from pathlib import Path
 
+from native_source import native_sources, read
+
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("jitckpt", "hooks", "scripts", "native")  # native/ has the generators
 MOST = 60
 # Functions that are a table and nothing else, as file:name; nothing of what runs belongs here.
-TABLES: set[str] = set()
+TABLES = {"native/softgpu/runtime/device_functions.cpp:attribute_of"}
 
 Function = ast.FunctionDef | ast.AsyncFunctionDef
 
@@ -34,7 +36,14 @@ def functions(root: Path) -> Iterator[tuple[str, Function]]:
 
 
 def too_long(root: Path) -> set[str]:
-    return {name for name, function in functions(root) if length(function) > MOST}
+    """Return the functions that are longer, of Python and of C++."""
+    native = {
+        f"{file.relative_to(root)}:{function.name}"
+        for file in native_sources(root)
+        for function in read(file.read_text()).functions
+        if function.last - function.line + 1 > MOST
+    }
+    return native | {name for name, function in functions(root) if length(function) > MOST}
 
 
 def test_no_function_is_longer_than_a_glance() -> None:
@@ -62,3 +71,16 @@ def test_a_planted_function_is_found(tmp_path: Path) -> None:
     (tmp_path / "jitckpt" / "worker" / "job.py").write_text(method)
     (tmp_path / "scripts" / "campaign.py").write_text(f"{fits}    print()\n")
     assert too_long(tmp_path) == {"jitckpt/worker/job.py:restore", "scripts/campaign.py:fits"}
+
+
+def test_a_planted_function_of_cpp_is_found(tmp_path: Path) -> None:
+    planted = tmp_path / "native" / "proxy" / "job.cpp"
+    planted.parent.mkdir(parents=True)
+    body = "  go_on();\n" * (MOST - 2)
+    fits = f"namespace jitckpt {{\nvoid Job::fits() {{\n{body}}}\n}}\n"
+    planted.write_text(fits)
+    assert too_long(tmp_path) == set()
+    planted.write_text(fits.replace("{\n  go_on", "{\n\n  go_on"))
+    assert too_long(tmp_path) == {"native/proxy/job.cpp:fits"}
+    planted.rename(tmp_path / "native" / "proxy" / "job.h")
+    assert too_long(tmp_path) == {"native/proxy/job.h:fits"}

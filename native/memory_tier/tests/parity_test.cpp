@@ -74,7 +74,7 @@ TEST(Sum, AddsNothingTwice) {
   add_all(sum, 0, one, parity);
   EXPECT_EQ(sum.added(0), 2u);
   EXPECT_TRUE(starts_with(parity, one));
-  EXPECT_THROW(sum.add(1, 1, two.chunk(1), parity), Failure);
+  EXPECT_THROW(sum.add(1, 1, two.chunk(1), parity), ChunkFailure);
 }
 
 TEST(Sum, WritesNothingOnceItIsEnded) {
@@ -82,7 +82,7 @@ TEST(Sum, WritesNothingOnceItIsEnded) {
                before = memory_of(chunk_size, 9);
   Sum sum;
   sum.end();
-  EXPECT_THROW(sum.add(0, 0, one.chunk(0), parity), Failure);
+  EXPECT_THROW(sum.add(0, 0, one.chunk(0), parity), ChunkFailure);
   EXPECT_TRUE(starts_with(parity, before));
 }
 
@@ -103,7 +103,7 @@ TEST(Part, IsCutLikeTheWhole) {
   EXPECT_EQ(whole.part(1, 2).bytes().size(), 2 * chunk_size);
   EXPECT_EQ(whole.part(3, 1).bytes().size(), 5u);
   EXPECT_EQ(whole.part(4, 0).bytes().size(), 0u);
-  EXPECT_THROW(whole.part(4, 1), Failure);
+  EXPECT_THROW(whole.part(4, 1), ChunkFailure);
 }
 
 }  // namespace

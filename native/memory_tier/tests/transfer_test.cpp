@@ -53,7 +53,7 @@ std::optional<Reason> reason_of(Call call) {
   try {
     call();
     return std::nullopt;
-  } catch (const Failure& failure) {
+  } catch (const ChunkFailure& failure) {
     return failure.reason;
   }
 }
@@ -72,7 +72,7 @@ struct Transfer : testing::Test {
   std::future<std::optional<Reason>> sending(std::chrono::nanoseconds patient = patience, int stop = -1) {
     return std::async(std::launch::async, [this, patient, stop] {
       return reason_of([&] {
-        Connection connection(*sender, stop, patient);
+        ChunkConnection connection(*sender, stop, patient);
         send_chunks(connection, from, digests, pace);
       });
     });
@@ -80,7 +80,7 @@ struct Transfer : testing::Test {
 
   std::optional<Reason> receive(std::chrono::nanoseconds patient = patience, int stop = -1) {
     return reason_of([&] {
-      Connection connection(*receiver, stop, patient);
+      ChunkConnection connection(*receiver, stop, patient);
       receive_chunks(connection, to, digests);
     });
   }
@@ -142,7 +142,7 @@ TEST_F(Transfer, WhatIsRightHereAndWrongThereIsRefused) {
   std::vector<Digest> others = digests;
   others[3][0] ^= 1;
   EXPECT_EQ(reason_of([&] {
-              Connection connection(*receiver, -1, patience);
+              ChunkConnection connection(*receiver, -1, patience);
               receive_chunks(connection, to, others);
             }),
             Reason::damaged);
@@ -196,7 +196,7 @@ TEST_F(Transfer, NoMoreThanFourChunksAreThrownAway) {
   say({0, chunk});
   const std::vector<std::byte> wrong(chunk);
   std::thread talker([&] {
-    Connection connection(*sender, -1, patience);
+    ChunkConnection connection(*sender, -1, patience);
     connection.send(wrong, false);
     for (uint32_t number = 1; number <= most_unanswered; ++number) {
       const uint32_t words[] = {number, chunk};
@@ -253,7 +253,7 @@ TEST_F(Transfer, WhatCanOnlyBeReadIsVerifiedAndNeverWritten) {
   const Window window(reading, 100, size, chunk);
   EXPECT_EQ(reason_of([&] { verify(window, digests); }), std::nullopt);
   EXPECT_EQ(reason_of([&] {
-              Connection connection(*receiver, -1, patience);
+              ChunkConnection connection(*receiver, -1, patience);
               receive_chunks(connection, window, digests);
             }),
             Reason::no_memory);

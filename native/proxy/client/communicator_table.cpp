@@ -15,7 +15,7 @@ LogWriter::Apart apart(Call call, int32_t device, const Arguments& arguments) {
   return {static_cast<uint16_t>(call), device, {bytes.begin(), bytes.end()}};
 }
 
-LogWriter::Apart made_from_id(const Communicator& communicator, const ncclUniqueId& id) {
+LogWriter::Apart made_from_id(const CommunicatorEntry& communicator, const ncclUniqueId& id) {
   return apart(Call::init_communicator, communicator.device,
                wire::init_communicator{communicator.handle, communicator.size, communicator.rank, id,
                                        communicator.configuration});
@@ -23,15 +23,15 @@ LogWriter::Apart made_from_id(const Communicator& communicator, const ncclUnique
 
 }  // namespace
 
-void Communicators::add(const Communicator& made) {
+void CommunicatorTable::add(const CommunicatorEntry& made) {
   std::lock_guard lock(mutex_);
   all_.push_back(made);
 }
 
-bool Communicators::end(uint64_t handle, uint64_t ended, bool keeps) {
+bool CommunicatorTable::end(uint64_t handle, uint64_t ended, bool keeps) {
   std::lock_guard lock(mutex_);
   const auto living = std::ranges::find_if(
-      all_, [handle](const Communicator& one) { return one.handle == handle && one.ended == 0; });
+      all_, [handle](const CommunicatorEntry& one) { return one.handle == handle && one.ended == 0; });
   if (living == all_.end()) return false;
   living->ended = ended;
   if (!keeps) {
@@ -41,60 +41,60 @@ bool Communicators::end(uint64_t handle, uint64_t ended, bool keeps) {
   return true;
 }
 
-void Communicators::forget_ended(uint64_t before) {
+void CommunicatorTable::forget_ended(uint64_t before) {
   std::lock_guard lock(mutex_);
-  std::erase_if(all_, [&](const Communicator& one) {
+  std::erase_if(all_, [&](const CommunicatorEntry& one) {
     const bool forgotten = one.ended != 0 && one.ended < before;
     if (forgotten) issued_.erase(one.key);
     return forgotten;
   });
 }
 
-std::vector<Communicator> Communicators::all() const {
+std::vector<CommunicatorEntry> CommunicatorTable::all() const {
   std::lock_guard lock(mutex_);
   return all_;
 }
 
-uint64_t Communicators::ranks_of(uint64_t handle) const {
+uint64_t CommunicatorTable::ranks_of(uint64_t handle) const {
   std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(all_, handle, &Communicator::handle);
+  const auto found = std::ranges::find(all_, handle, &CommunicatorEntry::handle);
   return found == all_.end() ? 0 : static_cast<uint64_t>(found->size);
 }
 
-void Communicators::count(const Exchange& exchange) {
+void CommunicatorTable::count(const CountedCall& exchange) {
   std::lock_guard lock(mutex_);
-  for (Communicator& one : all_) {
+  for (CommunicatorEntry& one : all_) {
     if (one.handle != exchange.communicator) continue;
     Counted& counted = one.counts[exchange.peer];
     ++(exchange.receives ? counted.received : counted.sent);
   }
 }
 
-std::map<uint64_t, Counts> Communicators::counts() const {
+std::map<uint64_t, Counts> CommunicatorTable::counts() const {
   std::lock_guard lock(mutex_);
   std::map<uint64_t, Counts> all;
-  for (const Communicator& one : all_) all[one.handle] = one.counts;
+  for (const CommunicatorEntry& one : all_) all[one.handle] = one.counts;
   return all;
 }
 
-void Communicators::begin(const Communicator& awaited) {
+void CommunicatorTable::begin(const CommunicatorEntry& awaited) {
   std::lock_guard lock(mutex_);
   awaited_.push_back(awaited);
 }
 
-void Communicators::end_waiting(uint64_t handle) {
+void CommunicatorTable::end_waiting(uint64_t handle) {
   std::lock_guard lock(mutex_);
-  std::erase_if(awaited_, [handle](const Communicator& one) { return one.handle == handle; });
+  std::erase_if(awaited_, [handle](const CommunicatorEntry& one) { return one.handle == handle; });
 }
 
-std::vector<Communicator> Communicators::awaited() const {
+std::vector<CommunicatorEntry> CommunicatorTable::awaited() const {
   std::lock_guard lock(mutex_);
   return awaited_;
 }
 
-Communicators::Split Communicators::begin_split(uint64_t parent) {
+CommunicatorTable::Split CommunicatorTable::begin_split(uint64_t parent) {
   std::lock_guard lock(mutex_);
-  for (Communicator& one : all_) {
+  for (CommunicatorEntry& one : all_) {
     if (one.handle != parent || one.ended != 0) continue;
     ++one.counts[control::everybody].sent;  // all of its ranks take part, whatever they get
     return {one.key, one.splits++};
@@ -102,47 +102,47 @@ Communicators::Split Communicators::begin_split(uint64_t parent) {
   return {no_key, 0};  // the call will fail
 }
 
-void Communicators::issue(const ncclUniqueId& id) {
+void CommunicatorTable::issue(const ncclUniqueId& id) {
   std::lock_guard lock(mutex_);
   issued_.insert(key_of(id));
 }
 
-std::vector<Key> Communicators::to_renew() const {
+std::vector<Key> CommunicatorTable::to_renew() const {
   std::lock_guard lock(mutex_);
   std::vector<Key> keys(issued_.begin(), issued_.end());
-  for (const Communicator& one : all_) {
+  for (const CommunicatorEntry& one : all_) {
     if (one.parent == no_key || one.rank != 0) continue;
     const bool has_parent = std::ranges::any_of(
-        all_, [&](const Communicator& other) { return other.key == one.parent && other.ended == 0; });
+        all_, [&](const CommunicatorEntry& other) { return other.key == one.parent && other.ended == 0; });
     if (!has_parent) keys.push_back(one.key);
   }
   return keys;
 }
 
-const Communicator* Communicators::find(const Key& key, uint64_t before) const {
+const CommunicatorEntry* CommunicatorTable::find(const Key& key, uint64_t before) const {
   const auto found = std::ranges::find_if(
-      all_, [&](const Communicator& one) { return one.key == key && one.lived(before); });
+      all_, [&](const CommunicatorEntry& one) { return one.key == key && one.lived(before); });
   return found == all_.end() ? nullptr : &*found;
 }
 
-std::vector<LogWriter::Apart> Communicators::creations_alone(uint64_t before) const {
+std::vector<LogWriter::Apart> CommunicatorTable::creations_alone(uint64_t before) const {
   std::lock_guard lock(mutex_);
   std::vector<LogWriter::Apart> calls;
-  for (const Communicator& one : all_) {
+  for (const CommunicatorEntry& one : all_) {
     if (one.lived(before)) calls.push_back(made_from_id(one, ncclUniqueId{}));
   }
   return calls;
 }
 
-std::vector<LogWriter::Apart> Communicators::creations(uint64_t before,
-                                                       const std::vector<control::Creation>& all,
-                                                       const std::vector<control::NamedId>& ids) const {
+std::vector<LogWriter::Apart> CommunicatorTable::creations(uint64_t before,
+                                                           const std::vector<control::Making>& all,
+                                                           const std::vector<control::NamedId>& ids) const {
   std::lock_guard lock(mutex_);
   std::vector<LogWriter::Apart> calls;
-  for (const control::Creation& creation : all) {
+  for (const control::Making& creation : all) {
     const bool is_split = creation.parent != no_key;
-    const Communicator* const parent = is_split ? find(creation.parent, before) : nullptr;
-    const Communicator* const made = creation.key == no_key ? nullptr : find(creation.key, before);
+    const CommunicatorEntry* const parent = is_split ? find(creation.parent, before) : nullptr;
+    const CommunicatorEntry* const made = creation.key == no_key ? nullptr : find(creation.key, before);
     if ((is_split && !parent) || (creation.key != no_key && !made))
       throw std::runtime_error("the agent orders a communicator that this process was not in");
     if (is_split) {
@@ -159,21 +159,22 @@ std::vector<LogWriter::Apart> Communicators::creations(uint64_t before,
   return calls;
 }
 
-bool Communicators::joins_ranks() const {
+bool CommunicatorTable::joins_ranks() const {
   std::lock_guard lock(mutex_);
-  return std::ranges::any_of(all_, [](const Communicator& one) { return one.ended == 0 && one.size > 1; });
+  return std::ranges::any_of(all_,
+                             [](const CommunicatorEntry& one) { return one.ended == 0 && one.size > 1; });
 }
 
-bool Communicators::has_met_ranks() const {
+bool CommunicatorTable::has_met_ranks() const {
   std::lock_guard lock(mutex_);
-  const auto joins = [](const Communicator& one) { return one.size > 1; };
+  const auto joins = [](const CommunicatorEntry& one) { return one.size > 1; };
   return std::ranges::any_of(all_, joins) || std::ranges::any_of(awaited_, joins);
 }
 
-std::string Communicators::obstacle(bool alone) const {
+std::string CommunicatorTable::obstacle(bool alone) const {
   std::lock_guard lock(mutex_);
   std::set<Key> keys;
-  for (const Communicator& one : all_) {
+  for (const CommunicatorEntry& one : all_) {
     if (alone && (one.size > 1 || one.parent != no_key))
       return "a communicator joins it to other ranks, which would have to meet it again";
     if (!keys.insert(one.key).second) return "it has two ranks of one communicator";

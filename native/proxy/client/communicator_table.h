@@ -18,13 +18,13 @@ struct Counted {
 };
 using Counts = std::map<int32_t, Counted>;  // by the peer's rank in the communicator; control::everybody
 // One such call.
-struct Exchange {
+struct CountedCall {
   uint64_t communicator = 0;
   int32_t peer = control::everybody;
   bool receives = false;
 };
 
-struct Communicator {
+struct CommunicatorEntry {
   uint64_t handle = 0, born = 0;  // born: number of the record that made it
   Key key{}, parent{};            // parent: no_key if it was not split from another
   uint32_t split = 0;             // which of the parent's
@@ -39,14 +39,14 @@ struct Communicator {
   bool lived(uint64_t before) const { return born < before && (ended == 0 || ended >= before); }
 };
 
-class Communicators {
+class CommunicatorTable {
  public:
-  void add(const Communicator& made);
+  void add(const CommunicatorEntry& made);
   // keeps: calls of before may be made again. False if there is no such communicator.
   bool end(uint64_t handle, uint64_t ended, bool keeps);
   // What had ended before the record of this number.
   void forget_ended(uint64_t before);
-  std::vector<Communicator> all() const;
+  std::vector<CommunicatorEntry> all() const;
   // 0: there is no such communicator.
   uint64_t ranks_of(uint64_t handle) const;
   // Whether there is one of several ranks.
@@ -54,13 +54,13 @@ class Communicators {
   // The same, also while the first is still being made.
   bool has_met_ranks() const;
 
-  void count(const Exchange& exchange);
+  void count(const CountedCall& exchange);
   std::map<uint64_t, Counts> counts() const;  // by handle
 
   // One is being made, for which this rank waits for the others; it is in no other list meanwhile.
-  void begin(const Communicator& awaited);
+  void begin(const CommunicatorEntry& awaited);
   void end_waiting(uint64_t handle);
-  std::vector<Communicator> awaited() const;
+  std::vector<CommunicatorEntry> awaited() const;
 
   // A split of this communicator begins.
   struct Split {
@@ -78,18 +78,18 @@ class Communicators {
   // The calls that make those that there were before the record of this number: without other ranks, or as
   // the agent says. Throws std::runtime_error with a sentence if they can't be made.
   std::vector<LogWriter::Apart> creations_alone(uint64_t before) const;
-  std::vector<LogWriter::Apart> creations(uint64_t before, const std::vector<control::Creation>& all,
+  std::vector<LogWriter::Apart> creations(uint64_t before, const std::vector<control::Making>& all,
                                           const std::vector<control::NamedId>& ids) const;
 
   // Why they can't be made again: the end of a sentence; empty if they can. alone: without the other ranks.
   std::string obstacle(bool alone) const;
 
  private:
-  const Communicator* find(const Key& key, uint64_t before) const;
+  const CommunicatorEntry* find(const Key& key, uint64_t before) const;
 
   mutable std::mutex mutex_;
-  std::vector<Communicator> all_;  // in the order in which they were made
-  std::vector<Communicator> awaited_;
+  std::vector<CommunicatorEntry> all_;  // in the order in which they were made
+  std::vector<CommunicatorEntry> awaited_;
   std::set<Key> issued_;
 };
 

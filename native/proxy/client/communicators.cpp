@@ -72,7 +72,7 @@ ncclResult_t refuse_in_group() {
 }
 
 // The thread's newest question has made it.
-void note_communicator(Communicator made) {
+void note_communicator(CommunicatorEntry made) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);
   if (!connection) return;
@@ -84,7 +84,7 @@ void note_communicator(Communicator made) {
 // While the thread waits for the other ranks of a communicator.
 class Awaited {
  public:
-  explicit Awaited(const Communicator& communicator) : handle_(communicator.handle) {
+  explicit Awaited(const CommunicatorEntry& communicator) : handle_(communicator.handle) {
     int32_t result = 0;
     connection_ = Connection::get(Library::nccl, result);
     if (connection_) connection_->communicators().begin(communicator);
@@ -100,10 +100,10 @@ class Awaited {
   uint64_t handle_;
 };
 
-Communicators::Split begin_split(uint64_t parent) {
+CommunicatorTable::Split begin_split(uint64_t parent) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);
-  return connection ? connection->communicators().begin_split(parent) : Communicators::Split{no_key, 0};
+  return connection ? connection->communicators().begin_split(parent) : CommunicatorTable::Split{no_key, 0};
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ ncclResult_t ncclGroupStart() {
 }
 
 ncclResult_t ncclGroupEnd() {
-  Thread& thread = this_thread();
+  ProgramThread& thread = this_thread();
   if (thread.group_depth == 0) return failed(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart.");
   if (--thread.group_depth > 0 || thread.grouped_calls == 0) return ncclSuccess;
   const wire::collective_group arguments{std::exchange(thread.grouped_calls, 0)};
@@ -139,12 +139,12 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t* made, int ranks, ncclUniqueId id
   if (this_thread().group_depth > 0) return refuse_in_group();
   const uint64_t handle = new_handle();
   const wire::init_communicator arguments{handle, ranks, rank, id, packed(configuration)};
-  const Communicator communicator{.handle = handle,
-                                  .key = key_of(id),
-                                  .parent = no_key,
-                                  .rank = rank,
-                                  .size = ranks,
-                                  .configuration = arguments.configuration};
+  const CommunicatorEntry communicator{.handle = handle,
+                                       .key = key_of(id),
+                                       .parent = no_key,
+                                       .rank = rank,
+                                       .size = ranks,
+                                       .configuration = arguments.configuration};
   const Awaited awaited(communicator);
   const auto result = ask<ncclResult_t>(Call::init_communicator, arguments);
   if (result == ncclSuccess) note_communicator(communicator);

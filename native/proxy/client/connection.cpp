@@ -15,9 +15,9 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-enum class State { fresh, running, failed, forked, ending };
+enum class Phase { fresh, running, failed, forked, ending };
 
-std::atomic<State> state{State::fresh};
+std::atomic<Phase> phase{Phase::fresh};
 std::atomic<Connection*> connection{nullptr};  // never destroyed: threads outlive main()
 std::mutex starting;
 
@@ -27,14 +27,14 @@ std::string& start_failure() {
 }
 
 int32_t unusable(Library library) {
-  switch (state) {
-    case State::forked:
+  switch (phase) {
+    case Phase::forked:
       return fail(
           library,
           in_words_of(library, cudaErrorInitializationError, ncclInvalidUsage, CUBLAS_STATUS_NOT_INITIALIZED),
           "a forked process can't use the device that its parent opened before; start it with spawn "
           "instead");
-    case State::ending:
+    case Phase::ending:
       return fail(
           library,
           in_words_of(library, cudaErrorCudartUnloading, ncclSystemError, CUBLAS_STATUS_NOT_INITIALIZED), "");
@@ -46,8 +46,8 @@ int32_t unusable(Library library) {
 }  // namespace
 
 void end_connection() {
-  State running = State::running;
-  if (!state.compare_exchange_strong(running, State::ending)) return;
+  Phase running = Phase::running;
+  if (!phase.compare_exchange_strong(running, Phase::ending)) return;
   Connection& ending = *connection.load();
   ending.control_.reset();
   ending.end_spare();
@@ -56,16 +56,16 @@ void end_connection() {
 }
 
 void forget_connection() {
-  if (state == State::running) {
+  if (phase == Phase::running) {
     AgentStarter::forget();
     connection.load()->server_->forget();
     if (auto& spare = connection.load()->spare_) spare->forget();
     if (auto& control = connection.load()->control_) control->forget();
   }
-  if (state != State::fresh) state = State::forked;
+  if (phase != Phase::fresh) phase = Phase::forked;
 }
 
-Connection::Connection(const Settings& settings)
+Connection::Connection(const ProxySettings& settings)
     : settings_(settings),
       log_file_("jitckpt-log", settings.log.bytes()),
       log_mapping_(log_file_),
@@ -75,7 +75,7 @@ Connection::Connection(const Settings& settings)
           log_, [this] { return go_on(); }, [this] { outgrown(); }),
       copy_flags_(log_),
       pinned_reads_(pinned_, copy_flags_, settings.log.segment_bytes, settings.log.segment_count) {
-  proxy::Control& control = log_.control();
+  proxy::ControlBlock& control = log_.control();
   control.magic = log_magic;
   control.table_hash = table_hash;
   control.segment_bytes = settings.log.segment_bytes;
@@ -118,33 +118,33 @@ std::string Connection::outgrown_in_words() const {
          std::to_string(settings_.log.segment_bytes * settings_.log.segment_count) + " bytes)";
 }
 
-bool Connection::ending() { return state == State::ending; }
+bool Connection::ending() { return phase == Phase::ending; }
 
-bool Connection::usable() { return state == State::fresh || state == State::running; }
+bool Connection::usable() { return phase == Phase::fresh || phase == Phase::running; }
 
 Connection* Connection::get(Library library, int32_t& result) {
-  if (state.load(std::memory_order_acquire) == State::running) [[likely]]
+  if (phase.load(std::memory_order_acquire) == Phase::running) [[likely]]
     return connection.load(std::memory_order_relaxed);
   std::lock_guard lock(starting);
-  if (state == State::fresh) {
+  if (phase == Phase::fresh) {
     try {
       connection = new Connection(read_settings());
-      state = State::running;
+      phase = Phase::running;
       pthread_atfork(nullptr, nullptr, forget_connection);
       std::atexit(end_connection);
     } catch (const std::exception& error) {
       start_failure() = error.what();
       std::fprintf(stderr, "jitckpt: %s\n", error.what());
-      state = State::failed;
+      phase = Phase::failed;
     }
   }
-  if (state == State::running) return connection;
+  if (phase == Phase::running) return connection;
   result = unusable(library);
   return nullptr;
 }
 
 bool Connection::go_on() {
-  if (state != State::running || dead_.load(std::memory_order_acquire)) return false;
+  if (phase != Phase::running || dead_.load(std::memory_order_acquire)) return false;
   if (hold_.on()) return true;  // the control thread sees to the server
   const std::string why = hold_.given_up();
   // Who comes while another brings a new server in place waits here for it.
@@ -163,7 +163,7 @@ bool Connection::go_on() {
 }
 
 bool Connection::nothing_has_failed() const {
-  const proxy::Control& control = log_.control();
+  const proxy::ControlBlock& control = log_.control();
   const auto is_unset = [](const AsynchronousError& error) { return error.origin == 0; };
   return !dead_ && control.collective_failed == 0 && std::ranges::all_of(control.errors, is_unset);
 }
@@ -216,7 +216,7 @@ void Connection::release_pinned(void* pointer) {
 }
 
 int32_t Connection::fail_for_good(Library library) {
-  if (state != State::running) return unusable(library);
+  if (phase != Phase::running) return unusable(library);
   std::lock_guard lock(mutex_);
   return fail(library, device_gone(library), death_);
 }

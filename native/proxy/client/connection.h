@@ -55,7 +55,7 @@ class Connection {
   CopyFlags& copy_flags() { return copy_flags_; }
   PinnedReads& pinned_reads() { return pinned_reads_; }
   Objects& objects() { return objects_; }
-  Communicators& communicators() { return communicators_; }
+  CommunicatorTable& communicators() { return communicators_; }
   Hold& hold() { return hold_; }
   Validation& validation() { return validation_; }
   // The server's process; 0: there is none any more. Waits while another takes its place.
@@ -109,7 +109,7 @@ class Connection {
   // The failure of a call that has no server any more.
   int32_t fail_for_good(Library library);
 
-  explicit Connection(const Settings& settings);
+  explicit Connection(const ProxySettings& settings);
 
   // As far as is known here, and the server said by itself.
   bool nothing_has_failed() const;
@@ -178,7 +178,7 @@ class Connection {
     bool whole = true, steps = false, stepped = false;
     std::vector<jitckpt_proxy_place> places{};
     uint64_t digest = 0;
-    void* saved = nullptr;  // pinned: has the places, one after the other, once Control says so
+    void* saved = nullptr;  // pinned: has the places, one after the other, once ControlBlock says so
     uint64_t saved_bytes = 0;
 
     bool leads_on() const { return whole || stepped; }
@@ -228,6 +228,7 @@ class Connection {
   std::vector<wire::Range> ranges_of(const std::vector<jitckpt_proxy_place>& places, uint64_t to);
   void note_image_bytes(uint64_t more);
   std::vector<wire::Piece> pieces_to_check(const Image& image);
+  std::unique_ptr<Check> begin_check(const Image& image);
   std::unique_ptr<ServerProcess> ready_server();
   void end_spare();
   void end_check();
@@ -237,11 +238,15 @@ class Connection {
     bool in_place = false;
     control::HostCopy copy{};
   };
+  std::vector<LogWriter::Apart> calls_before(const Image& image, const std::vector<LogWriter::Apart>& ids,
+                                             const std::vector<LogWriter::Apart>& communicators,
+                                             const std::vector<LogWriter::Apart>& overwriting,
+                                             const Source& source);
   bool begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
                     const std::vector<LogWriter::Apart>& communicators,
                     const std::vector<LogWriter::Apart>& overwriting, const Source& source);
 
-  Settings settings_;
+  ProxySettings settings_;
   SharedFile log_file_;
   Mapping log_mapping_;
   Log log_;
@@ -250,7 +255,7 @@ class Connection {
   CopyFlags copy_flags_;
   PinnedReads pinned_reads_;
   Objects objects_;
-  Communicators communicators_;
+  CommunicatorTable communicators_;
   std::deque<Image> images_;         // the oldest first; the newest may not be whole yet
   std::atomic<uint64_t> states_{0};  // number of the newest image
   // Of it, plus 1, if the calls since then have outgrown the log; 0: they have not.

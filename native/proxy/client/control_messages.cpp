@@ -66,10 +66,10 @@ void fields(Do& each, auto& m) {
   using Message = std::remove_cvref_t<decltype(m)>;
   const auto all = [&each](auto&... values) { (each(values), ...); };
   if constexpr (std::is_same_v<Message, NamedId>) all(m.key, m.id);
-  if constexpr (std::is_same_v<Message, Member>)
+  if constexpr (std::is_same_v<Message, Membership>)
     all(m.key, m.parent, m.split, m.rank, m.size, m.since, m.until, m.counts);
   if constexpr (std::is_same_v<Message, Count>) all(m.state, m.peer, m.sent, m.received);
-  if constexpr (std::is_same_v<Message, Creation>) all(m.parent, m.split, m.key);
+  if constexpr (std::is_same_v<Message, Making>) all(m.parent, m.split, m.key);
   if constexpr (std::is_same_v<Message, Hello>) all(m.process, m.rank, m.table_hash);
   if constexpr (std::is_same_v<Message, Alarm>) all(m.call, m.error);
   if constexpr (std::is_same_v<Message, Stopped>)
@@ -84,7 +84,7 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Restart>) all(m.may_stay, m.finish, m.copy);
   if constexpr (std::is_same_v<Message, Replay>)
     all(m.state, m.deliver_error, m.overwrite, m.in_place, m.source, m.ids, m.creations);
-  if constexpr (std::is_same_v<Message, Validates>) all(m.place, m.says, m.text, m.state, m.unfit);
+  if constexpr (std::is_same_v<Message, Validates>) all(m.place, m.says, m.text, m.digest, m.unfit);
   if constexpr (std::is_same_v<Message, Validated>) all(m.place, m.valid);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
 }

@@ -17,9 +17,9 @@
 namespace jitckpt::proxy::client::control {
 
 // Recoveries are in order. The agents count both.
-struct Number {
+struct RecoveryNumber {
   uint64_t term = 0, recovery = 0;
-  auto operator<=>(const Number&) const = default;
+  auto operator<=>(const RecoveryNumber&) const = default;
 };
 
 // As torchrun has set it.
@@ -47,7 +47,7 @@ struct Count {
   uint64_t sent, received;
 };
 constexpr int32_t everybody = -1;
-struct Member {
+struct Membership {
   Key key, parent;  // parent: no_key if it was not split from another
   uint32_t split;   // which of the parent's
   int32_t rank;     // in the communicator
@@ -58,18 +58,18 @@ struct Member {
 // How the device is: it works; it can be read, but what lies below may be damaged; nothing is on it; it
 // works, but calls may have written to the state since the step that it has ended; nothing can be read from
 // it.
-enum class Device : uint64_t { lost, healthy, suspect, empty, changed };
+enum class DeviceState : uint64_t { lost, healthy, suspect, empty, changed };
 struct Held {};
 struct Stopped {
   uint64_t kept_from, kept_to;  // states of the images; kept_from > kept_to: there is none
   uint64_t images;              // bit i: the image of kept_from + i is whole
   uint64_t copies;              // bit i: the state of kept_from + i is in host memory, where others find it
-  Device device;
+  DeviceState device;
   uint64_t begun, ended, ready;  // the newest steps that the device has begun, ended, and could begin
   uint64_t log_end;
   uint64_t failed_call;
   std::string error;
-  std::vector<Member> communicators;
+  std::vector<Membership> communicators;
   uint64_t
       outgrown;  // the calls since this state are more than the log holds, so nothing is kept; plus 1; 0: no
 };
@@ -93,14 +93,14 @@ struct Done {
 struct Standing {
   uint64_t waited_us;  // that some thread has waited for one answer of the device
   uint64_t limit_us;   // from when on that is too long; 0: it never is
-  std::vector<Member> communicators;
+  std::vector<Membership> communicators;
 };
 // This rank takes part in a validation, and has come to this: numbers as in the agent's messages.py.
 struct Validates {
   uint64_t place;  // where it waits
   uint64_t says;
   std::string text;
-  std::string state, unfit;  // what the state is that could stay on the device; why it can't
+  std::string digest, unfit;  // of the state that could stay on the device; why it can't
 };
 
 // Of the agent.
@@ -111,7 +111,7 @@ struct Restart {
   uint64_t finish;    // the step that is to be made before; 0: none
   uint64_t copy;      // the state that is to be copied to host memory then; 0: none
 };
-struct Creation {
+struct Making {
   Key parent;  // no_key: it is made from an id
   uint32_t split;
   Key key;  // of what this rank gets; no_key: nothing
@@ -122,7 +122,7 @@ struct Replay {
   uint64_t in_place;             // 1: parameters and optimizer state are on the device
   std::vector<HostCopy> source;  // else they are there; none: in the image
   std::vector<NamedId> ids;
-  std::vector<Creation> creations;
+  std::vector<Making> creations;
 };
 struct GiveUp {
   std::string text;
@@ -138,7 +138,7 @@ using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated, Re
 
 template <class Message>
 struct Numbered {
-  Number number;
+  RecoveryNumber number;
   Message message;
 };
 

@@ -189,7 +189,7 @@ void ControlThread::look_at_server() {
 bool ControlThread::replay_stands_still() {
   const auto longest = connection_.hang_time();
   if (!longest) return false;
-  const proxy::Control& control = connection_.log().control();
+  const proxy::ControlBlock& control = connection_.log().control();
   const std::chrono::nanoseconds made(control.made_at[static_cast<std::size_t>(Made::image)]);
   return replay_watch_.stands_still(made > replay_began_.time_since_epoch(), control.read,
                                     connection_.longest_minibatch(), connection_.recoveries(), *longest,

@@ -47,7 +47,7 @@ class ControlThread {
   std::atomic<bool> ending_{false};
   Phase phase_ = Phase::watching;
   bool server_known_dead_ = false;
-  control::Number number_;  // the newest that was heard
+  control::RecoveryNumber number_;  // the newest that was heard
   std::chrono::steady_clock::time_point replay_began_;
   HangWatch hang_watch_;
   ReplayWatch replay_watch_;

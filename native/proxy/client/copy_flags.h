@@ -1,6 +1,6 @@
 // Asynchronous calls that write to pinned memory or read it, and are over: a replay must not write there
-// again, over what the program has put there since, nor read that. Each such call has one of Control::copied,
-// as long as its record may be read again.
+// again, over what the program has put there since, nor read that. Each such call has one of
+// ControlBlock::copied, as long as its record may be read again.
 #pragma once
 #include <cstdint>
 #include <mutex>

@@ -113,7 +113,7 @@ struct jitckpt_proxy_memory {
 JITCKPT_PROXY_CALL int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory);
 
 // Says what this rank has come to at a place of its program (the numbers are the agent's, in
-// jitckpt/wire/proxy_messages.py), with a clause, and waits for all others. state: a digest of the
+// jitckpt/wire/proxy_messages.py), with a clause, and waits for all others. digest: of the
 // parameters and the optimizer state, or "" where they can't stay on the device; then `unfit` says why not.
 // Whatever has differed is again what it was.
 enum jitckpt_proxy_validation {
@@ -126,7 +126,7 @@ enum jitckpt_proxy_validation {
   jitckpt_proxy_left_out,     // not now
   jitckpt_proxy_valid_stays,  // valid; and from this step on the state can stay on the device
 };
-JITCKPT_PROXY_CALL int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state,
+JITCKPT_PROXY_CALL int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* digest,
                                               const char* unfit);
 
 // Why there are no recoveries any more, as the agent has said; "" if there are. Stands until this thread's

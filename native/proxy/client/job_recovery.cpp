@@ -11,11 +11,11 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-control::Member member_of(const Communicator& one) {
+control::Membership member_of(const CommunicatorEntry& one) {
   return {one.key, one.parent, one.split, one.rank, static_cast<uint32_t>(one.size), control::lasting, 0, {}};
 }
 
-void add_counts(control::Member& member, uint64_t state, const Counts& counts) {
+void add_counts(control::Membership& member, uint64_t state, const Counts& counts) {
   for (const auto& [peer, counted] : counts)
     member.counts.push_back({state, peer, counted.sent, counted.received});
 }
@@ -36,7 +36,7 @@ control::Stopped Connection::report() {
                           0,
                           0,
                           0,
-                          control::Device::lost,
+                          control::DeviceState::lost,
                           0,
                           0,
                           0,
@@ -64,8 +64,8 @@ control::Stopped Connection::report() {
       report.copies |= bit;
   }
   if (stays) report_device(report);
-  for (const Communicator& one : communicators_.all()) {
-    control::Member member = member_of(one);
+  for (const CommunicatorEntry& one : communicators_.all()) {
+    control::Membership member = member_of(one);
     for (const Image* const image : images) {
       if (!one.lived(image->start.sequence)) continue;
       member.since = std::min(member.since, image->state);
@@ -84,16 +84,16 @@ control::Standing Connection::standing(std::chrono::steady_clock::duration waite
   control::Standing standing{static_cast<uint64_t>(duration_cast<microseconds>(waited).count()),
                              limit ? static_cast<uint64_t>(microseconds(*limit).count()) : 0,
                              {}};
-  const auto add = [&standing](const Communicator& one) {
-    control::Member& member = standing.communicators.emplace_back(member_of(one));
+  const auto add = [&standing](const CommunicatorEntry& one) {
+    control::Membership& member = standing.communicators.emplace_back(member_of(one));
     member.since = 0;
     member.until = control::lasting;
     add_counts(member, control::lasting, one.counts);
   };
-  for (const Communicator& one : communicators_.all()) {
+  for (const CommunicatorEntry& one : communicators_.all()) {
     if (one.ended == 0) add(one);
   }
-  for (const Communicator& one : communicators_.awaited()) add(one);
+  for (const CommunicatorEntry& one : communicators_.awaited()) add(one);
   return standing;
 }
 

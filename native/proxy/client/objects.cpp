@@ -176,7 +176,7 @@ void note_object(uint64_t key, Call call, Bytes arguments, Bytes more) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   if (!connection) return;
-  const Thread& thread = this_thread();
+  const ProgramThread& thread = this_thread();
   connection->objects().add(key, thread.newest.sequence, call, thread.device, joined(arguments, more));
 }
 
@@ -184,7 +184,7 @@ void note_setting(uint64_t owner, uint64_t which, Call call, Bytes arguments, By
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
   if (!connection) return;
-  const Thread& thread = this_thread();
+  const ProgramThread& thread = this_thread();
   connection->objects().set(owner, which, thread.newest.sequence, call, thread.device,
                             joined(arguments, more), connection->writer().keeps());
 }

@@ -44,7 +44,7 @@ std::vector<void*> Connection::Freed::take(uint64_t before) {
 
 // Image k + 2 is written over image k.
 bool Connection::is_usable(const Image& image) const {
-  const proxy::Control& control = log_.control();
+  const proxy::ControlBlock& control = log_.control();
   return writer_.is_kept(image.start.sequence) && image.state <= control.image_whole &&
          control.image_begun < image.state + 2;
 }
@@ -310,10 +310,12 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
   return restarted;
 }
 
-// A new server begins with the image, and makes all calls since. With mutex_ held.
-bool Connection::begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
-                              const std::vector<LogWriter::Apart>& communicators,
-                              const std::vector<LogWriter::Apart>& overwriting, const Source& source) {
+// What makes a new server as the old one was when the image was made.
+std::vector<LogWriter::Apart> Connection::calls_before(const Image& image,
+                                                       const std::vector<LogWriter::Apart>& ids,
+                                                       const std::vector<LogWriter::Apart>& communicators,
+                                                       const std::vector<LogWriter::Apart>& overwriting,
+                                                       const Source& source) {
   const uint64_t from = image.start.sequence;
   std::vector<LogWriter::Apart> calls = ids;
   const auto add = [&calls](const std::vector<LogWriter::Apart>& more) {
@@ -354,7 +356,15 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   add(communicators);
   add(objects_.creations(from, Objects::Kind::of_communicators));
   note_time(Made::communicators);
-  const auto start = writer_.write_apart(calls, image.start);
+  return calls;
+}
+
+// A new server begins with the image, and makes all calls since. With mutex_ held.
+bool Connection::begin_server(const Image& image, const std::vector<LogWriter::Apart>& ids,
+                              const std::vector<LogWriter::Apart>& communicators,
+                              const std::vector<LogWriter::Apart>& overwriting, const Source& source) {
+  const auto start =
+      writer_.write_apart(calls_before(image, ids, communicators, overwriting, source), image.start);
   if (!start) return false;
   log_.control().start = *start;
   log_.control().reader_woken_by = awake;
@@ -362,7 +372,7 @@ bool Connection::begin_server(const Image& image, const std::vector<LogWriter::A
   log_.control().check_compared = 0;
   log_.control().compares_answers = recovers_from_failure_;
   for (AsynchronousError& error : log_.control().errors) error.origin = 0;
-  replayed_from_ = from;
+  replayed_from_ = image.start.sequence;
   log_.control().replay_end = replay_end_ = writer_.newest();
   // The next optimizer step waits for other ranks' programs, and so for the end of their replays.
   for (const Image& later : images_) {

@@ -12,8 +12,8 @@
 namespace jitckpt::proxy::client {
 namespace {
 
-bool appended(Connection& connection, Thread& thread, Call call, uint32_t answer, Bytes arguments, Bytes more,
-              Position* kept = nullptr) {
+bool appended(Connection& connection, ProgramThread& thread, Call call, uint32_t answer, Bytes arguments,
+              Bytes more, Position* kept = nullptr) {
   const auto place = connection.writer().reserve(arguments.size() + more.size(), kept);
   if (!place.header) return false;
   place.header->call = static_cast<uint16_t>(call);
@@ -27,7 +27,7 @@ bool appended(Connection& connection, Thread& thread, Call call, uint32_t answer
   return true;
 }
 
-bool has_slot(Connection& connection, Thread& thread) {
+bool has_slot(Connection& connection, ProgramThread& thread) {
   if (thread.slot == slot_count) [[unlikely]]
     thread.slot = take_slot(connection.log());
   return thread.slot != slot_count;
@@ -38,10 +38,10 @@ int32_t too_many_threads(Library library) {
 }
 
 // The place of the program at which the thread is, for who compares failures.
-uint64_t place_of(const Thread& thread) { return thread.newest.sequence + 1; }
+uint64_t place_of(const ProgramThread& thread) { return thread.newest.sequence + 1; }
 
 // A failure of the machine: true if the call is to be made again, on another server.
-bool recovers(Connection& connection, const Thread& thread, const MachineFailure& failure,
+bool recovers(Connection& connection, const ProgramThread& thread, const MachineFailure& failure,
               const std::function<bool()>& still) {
   return connection.hold().recovers(place_of(thread), failure.describe(), still);
 }
@@ -74,7 +74,7 @@ bool hands_addresses_on(Library library, Call call) {
 
 // A watchdog's queries never wait: it would take that for a hang. But a thread that has waited for the device
 // itself may know what is over, and torch's timers raise an error if a query says otherwise.
-bool only_watches(const Thread& thread, Call call) { return is_query(call) && !thread.has_waited; }
+bool only_watches(const ProgramThread& thread, Call call) { return is_query(call) && !thread.has_waited; }
 
 // What a query says while the host is held: that nothing is over, and nothing has failed.
 int32_t not_over(Call call, std::span<std::byte> content) {
@@ -86,7 +86,7 @@ int32_t not_over(Call call, std::span<std::byte> content) {
 
 // The failure of an earlier call that nobody waited for: for the thread that made it at its next call of that
 // library; for every thread when it waits for the device.
-int32_t take_asynchronous_error(Connection& connection, const Thread& thread, Library library,
+int32_t take_asynchronous_error(Connection& connection, const ProgramThread& thread, Library library,
                                 bool any_thread) {
   for (int which = 0; which < int{library_count}; ++which) {
     AsynchronousError& error = connection.log().control().errors[which];
@@ -121,7 +121,7 @@ struct Answer {
 };
 
 // What there is to be done with an answer before the program has it.
-void settle(Connection& connection, const Thread& thread, Question question,
+void settle(Connection& connection, const ProgramThread& thread, Question question,
             std::span<const std::byte> content) {
   if (question == Question::allocates) connection.writer().amend(thread.newest, content);
   if (question == Question::makes_id) {
@@ -132,7 +132,7 @@ void settle(Connection& connection, const Thread& thread, Question question,
 }
 
 // Torch gives memory to another stream once a query has said that the first is through.
-void note_what_is_over(Connection& connection, Thread& thread, Call call, Bytes arguments) {
+void note_what_is_over(Connection& connection, ProgramThread& thread, Call call, Bytes arguments) {
   if (!connection.writer().keeps()) return;
   wire::was_over over{};
   if (call == Call::cudaEventQuery) {
@@ -160,8 +160,8 @@ std::optional<MachineFailure> failure_behind(Connection& connection, Library lib
 enum class Outcome : uint8_t { answered, held, gone };
 
 // Gets the answer, with its content. held: only of queries. gone: the server is.
-Outcome get_answer(Connection& connection, Thread& thread, Library library, Question question, Call call,
-                   Bytes arguments, Bytes more, Answer& answer, std::span<std::byte> content) {
+Outcome get_answer(Connection& connection, ProgramThread& thread, Library library, Question question,
+                   Call call, Bytes arguments, Bytes more, Answer& answer, std::span<std::byte> content) {
   Slot& slot = connection.log().slot(thread.slot);
   const uint32_t number = begin_question(slot);
   const auto still = [&slot] { return slot.waits == Waits::yes; };
@@ -213,7 +213,7 @@ Outcome get_answer(Connection& connection, Thread& thread, Library library, Ques
 
 }  // namespace
 
-Thread::~Thread() {
+ProgramThread::~ProgramThread() {
   int32_t result = 0;
   if (slot == slot_count || !Connection::usable()) return;
   if (Connection* connection = Connection::get(Library::cudart, result))
@@ -222,13 +222,13 @@ Thread::~Thread() {
 }
 
 std::size_t slot_of_this_thread(Connection& connection) {
-  Thread& thread = this_thread();
+  ProgramThread& thread = this_thread();
   has_slot(connection, thread);
   return thread.slot;
 }
 
-Thread& this_thread() {
-  thread_local Thread thread;
+ProgramThread& this_thread() {
+  thread_local ProgramThread thread;
   return thread;
 }
 
@@ -243,7 +243,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
   Connection* const connection = Connection::get(library, result);
   if (!connection) [[unlikely]]
     return result;
-  Thread& thread = this_thread();
+  ProgramThread& thread = this_thread();
   if (!has_slot(*connection, thread)) [[unlikely]]
     return too_many_threads(library);
   connection->hold().pass();
@@ -274,7 +274,7 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
 // A program can't see whether copies have been made whose content is in the log: so it need not wait for a
 // stream that has nothing else to do (torch waits after each copy from pageable memory, such as a batch's).
 // The server does, before it reads on: whatever comes next, in whatever stream, finds them made.
-bool leaves_the_wait_to_the_server(Connection& connection, Thread& thread, Call call, Bytes arguments,
+bool leaves_the_wait_to_the_server(Connection& connection, ProgramThread& thread, Call call, Bytes arguments,
                                    int32_t& result) {
   if (call != Call::cudaStreamSynchronize) return false;
   const uint64_t stream = read<wire::cudaStreamSynchronize>(arguments).stream;
@@ -293,7 +293,7 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   // A watchdog still asks while the process ends: it must not take that for a failure.
   if (!connection && is_query(call) && Connection::ending()) return not_over(call, answer);
   if (!connection) return result;
-  Thread& thread = this_thread();
+  ProgramThread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
   thread.has_waited |= may_block(call);
   if (!only_watches(thread, call)) {
@@ -328,7 +328,7 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
 bool ask_bytes_quietly(Call call, Bytes arguments, std::span<std::byte> answer) {
   int32_t result = 0;
   Connection* const connection = Connection::usable() ? Connection::get(Library::cudart, result) : nullptr;
-  Thread& thread = this_thread();
+  ProgramThread& thread = this_thread();
   if (!connection || !has_slot(*connection, thread)) return false;
   Answer given;
   return get_answer(*connection, thread, Library::cudart, Question::looks, call, arguments, {}, given,
@@ -359,16 +359,16 @@ void amend_newest(Bytes content) {
   if (connection && connection->writer().keeps()) connection->writer().amend(this_thread().newest, content);
 }
 
-void count(std::span<const Exchange> exchanges) {
+void count(std::span<const CountedCall> exchanges) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::nccl, result);
-  for (const Exchange& exchange : exchanges) {
+  for (const CountedCall& exchange : exchanges) {
     if (connection) connection->communicators().count(exchange);
   }
 }
 
-int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchange) {
-  Thread& thread = this_thread();
+int32_t tell_collective_bytes(Call call, Bytes arguments, const CountedCall& exchange) {
+  ProgramThread& thread = this_thread();
   int32_t result = 0;
   if (Connection* const connection = Connection::get(Library::nccl, result)) connection->communicates();
   if (thread.group_depth == 0) {

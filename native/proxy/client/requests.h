@@ -37,9 +37,9 @@ enum class Question : uint8_t { asks, looks, allocates, makes_id };
 int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Position* kept = nullptr);
 int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments, Bytes more,
                   std::span<std::byte> answer);
-int32_t tell_collective_bytes(Call call, Bytes arguments, const Exchange& exchange);
+int32_t tell_collective_bytes(Call call, Bytes arguments, const CountedCall& exchange);
 // Such calls are in the log.
-void count(std::span<const Exchange> exchanges);
+void count(std::span<const CountedCall> exchanges);
 
 // Whether parameters and optimizer state stay on the device, and no optimizer step is under way. If so, every
 // call that writes to other memory than its own says so before it is in the log; of kernels it is seen.
@@ -66,7 +66,7 @@ Result tell(Call call, const Arguments& arguments, Bytes more = {}, Position* ke
 
 template <class Result, class Arguments>
 Result tell_collective(Call call, const Arguments& arguments) {
-  Exchange exchange{arguments.comm};
+  CountedCall exchange{arguments.comm};
   if constexpr (requires { arguments.peer; }) {
     exchange.peer = arguments.peer;
     exchange.receives = call == Call::ncclRecv;

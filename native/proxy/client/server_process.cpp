@@ -142,7 +142,7 @@ void ServerProcess::start(const std::string& path, int socket, int log, int pinn
 }
 
 void ServerProcess::wait_until_ready() {
-  wire::Greeting greeting;
+  wire::ServerGreeting greeting;
   ssize_t bytes;
   do {
     bytes = recv(socket_, &greeting, sizeof greeting, 0);
@@ -178,7 +178,7 @@ void ServerProcess::load(const std::string& path) {
 
 void ServerProcess::begin() { say(wire::begin); }
 
-bool ServerProcess::do_order(const wire::Order& order, std::chrono::milliseconds within) {
+bool ServerProcess::do_order(const wire::ServerOrder& order, std::chrono::milliseconds within) {
   send(socket_, &order, sizeof order, MSG_NOSIGNAL);
   pollfd news{socket_, POLLIN, 0};
   uint32_t said = 0;
@@ -191,7 +191,7 @@ bool ServerProcess::reset(std::chrono::milliseconds within, bool keeps_memory) {
 }
 
 std::optional<wire::Rested> ServerProcess::rest(std::chrono::milliseconds within) {
-  const wire::Order order{wire::rest, 0, 0};
+  const wire::ServerOrder order{wire::rest, 0, 0};
   send(socket_, &order, sizeof order, MSG_NOSIGNAL);
   pollfd news{socket_, POLLIN, 0};
   wire::Rested said{};

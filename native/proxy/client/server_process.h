@@ -55,7 +55,7 @@ class ServerProcess {
   void stop();
   void say(uint32_t word);
   void start(const std::string& path, int socket, int log, int pinned);
-  bool do_order(const wire::Order& order, std::chrono::milliseconds within);
+  bool do_order(const wire::ServerOrder& order, std::chrono::milliseconds within);
   int exit_status() const;
 
   pid_t process_ = -1;

@@ -8,7 +8,7 @@
 
 namespace jitckpt::proxy::client {
 
-Settings read_settings() {
+ProxySettings read_settings() {
   constexpr std::size_t page = 4096;
   const std::size_t segment = read(environment::proxy_segment_bytes) / page * page;
   const std::size_t log = read(environment::proxy_log_bytes);

@@ -8,7 +8,7 @@
 
 namespace jitckpt::proxy::client {
 
-struct Settings {
+struct ProxySettings {
   Geometry log;
   std::size_t pinned_bytes;  // most pinned memory at one time
   std::chrono::microseconds spin_time;
@@ -18,6 +18,6 @@ struct Settings {
 };
 
 // Throws std::runtime_error with a sentence for a value that makes no sense.
-Settings read_settings();
+ProxySettings read_settings();
 
 }  // namespace jitckpt::proxy::client

@@ -51,7 +51,7 @@ cudaError_t Connection::step_begins(std::span<const jitckpt_proxy_place> places)
 
 // The record that begins a step, by this thread, with the image that is to be made first, if it is not whole.
 cudaError_t Connection::tell_step(uint64_t step, Image* image) {
-  proxy::Control& control = log_.control();
+  proxy::ControlBlock& control = log_.control();
   // The first such step: those before it were not counted.
   for (std::atomic<uint64_t>* const number : {&control.step_ready, &control.step_begun}) {
     if (*number + 1 < step) *number = step - 1;
@@ -159,14 +159,14 @@ void Connection::rest() {
 }
 
 void Connection::report_device(control::Stopped& report) const {
-  const proxy::Control& control = log_.control();
+  const proxy::ControlBlock& control = log_.control();
   report.begun = report.ended = control.step_begun;
   report.ready = std::max<uint64_t>(report.begun, control.step_ready);
   if (!rested_ || rested_->intact == 0 || rested_->ended != report.begun) return;
   if (rested_->changed != 0)
-    report.device = rested_->suspect != 0 ? control::Device::lost : control::Device::changed;
+    report.device = rested_->suspect != 0 ? control::DeviceState::lost : control::DeviceState::changed;
   else
-    report.device = rested_->suspect != 0 ? control::Device::suspect : control::Device::healthy;
+    report.device = rested_->suspect != 0 ? control::DeviceState::suspect : control::DeviceState::healthy;
 }
 
 // With mutex_ held. An image that is whole has it already.

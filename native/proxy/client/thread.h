@@ -32,7 +32,7 @@ class QuietStream {
   int device_ = 0;
 };
 
-struct Thread {
+struct ProgramThread {
   int device = 0;                 // that cudaSetDevice chose
   std::size_t slot = slot_count;  // where it waits for answers; slot_count: none yet
 
@@ -45,11 +45,11 @@ struct Thread {
   int group_depth = 0;
   uint32_t grouped_calls = 0;
   std::vector<std::byte> group;
-  std::vector<Exchange> exchanges;
+  std::vector<CountedCall> exchanges;
 
-  ~Thread();
+  ~ProgramThread();
 };
 
-Thread& this_thread();
+ProgramThread& this_thread();
 
 }  // namespace jitckpt::proxy::client

@@ -126,13 +126,8 @@ std::vector<wire::Piece> Connection::pieces_to_check(const Image& image) {
   return pieces;
 }
 
-// The program's thread alone makes checks; the control thread reads them while it recovers.
-cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
-  if (!hold_.on() || images_.empty() || images_.back().state == 0)
-    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported, "there is no minibatch to go back to"));
-  if (const cudaError_t result = wait_for_newest_image(); result != cudaSuccess) return result;
-  end_check();
-  const Image& image = images_.back();
+// The next check, with room for the copy; null if there is none.
+std::unique_ptr<Check> Connection::begin_check(const Image& image) {
   auto made = std::make_unique<Check>();
   made->number = ++checks_;
   made->state = image.state;
@@ -149,14 +144,40 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
   if (!made->copy || !made->found) {
     if (made->copy) pinned_.release(made->copy);
     if (made->found) pinned_.release(made->found);
-    return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
-                            "no room for a copy of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
+    return nullptr;
   }
   for (wire::Piece& piece : made->pieces) {
     piece.copy += reinterpret_cast<uint64_t>(made->copy);
     piece.found += reinterpret_cast<uint64_t>(made->found);
   }
   note_image_bytes(bytes);
+  return made;
+}
+
+void Check::compare_with_image() {
+  changed.assign(blocks, 1);
+  std::size_t block = 0;
+  for (const wire::Piece& piece : pieces) {
+    for (uint64_t done = 0; done < piece.bytes; done += wire::block_bytes, ++block) {
+      if (piece.image == 0) continue;
+      changed[block] = std::memcmp(reinterpret_cast<const void*>(piece.image + done),
+                                   reinterpret_cast<const void*>(piece.copy + done),
+                                   std::min(wire::block_bytes, piece.bytes - done)) != 0;
+    }
+  }
+}
+
+// The program's thread alone makes checks; the control thread reads them while it recovers.
+cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
+  if (!hold_.on() || images_.empty() || images_.back().state == 0)
+    return cudaError_t(fail(Library::cudart, cudaErrorNotSupported, "there is no minibatch to go back to"));
+  if (const cudaError_t result = wait_for_newest_image(); result != cudaSuccess) return result;
+  end_check();
+  const Image& image = images_.back();
+  std::unique_ptr<Check> made = begin_check(image);
+  if (!made)
+    return cudaError_t(fail(Library::cudart, cudaErrorMemoryAllocation,
+                            "no room for a copy of the device's memory: raise JITCKPT_PROXY_PINNED_BYTES"));
   Check& check = *made;
   hold_.when_free([&] {
     std::lock_guard lock(mutex_);
@@ -173,16 +194,7 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
   if (!writer_.is_kept(image.start.sequence))
     return cudaError_t(fail(Library::cudart, cudaErrorNotSupported,
                             "this minibatch's calls outgrow the log: raise JITCKPT_PROXY_LOG_BYTES"));
-  check.changed.assign(check.blocks, 1);
-  std::size_t block = 0;
-  for (const wire::Piece& piece : check.pieces) {
-    for (uint64_t done = 0; done < piece.bytes; done += wire::block_bytes, ++block) {
-      if (piece.image == 0) continue;
-      check.changed[block] = std::memcmp(reinterpret_cast<const void*>(piece.image + done),
-                                         reinterpret_cast<const void*>(piece.copy + done),
-                                         std::min(wire::block_bytes, piece.bytes - done)) != 0;
-    }
-  }
+  check.compare_with_image();
   check.kept.assign(check.blocks, 0);
   for (const wire::Piece& piece : check.pieces) check.places.push_back({piece.address, piece.bytes});
   memory = {check.places.size(),  check.places.data(), check.blocks,
@@ -228,10 +240,11 @@ int jitckpt_proxy_check(struct jitckpt_proxy_memory* memory) {
   return connection ? connection->check(*memory) : result;
 }
 
-int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* state, const char* unfit) {
+int jitckpt_proxy_validate(uint64_t place, int says, const char* text, const char* digest,
+                           const char* unfit) {
   int32_t result = 0;
   Connection* const connection = Connection::get(Library::cudart, result);
-  return connection ? connection->validate({place, static_cast<uint64_t>(says), text, state, unfit})
+  return connection ? connection->validate({place, static_cast<uint64_t>(says), text, digest, unfit})
                     : jitckpt_proxy_over;
 }
 

@@ -56,6 +56,7 @@ struct Check {
   bool overwrites = false;  // whether the newest replay began with what else has changed overwritten
 
   std::vector<LogWriter::Apart> overwriting() const;  // the calls for that
+  void compare_with_image();                          // says what has changed, once the copy is whole
 };
 
 std::size_t blocks_of(std::size_t bytes);

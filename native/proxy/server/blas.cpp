@@ -17,8 +17,8 @@ int32_t serve_make_blas(Request& request) {
   if (const std::string library(path, arguments.path_bytes); !library.empty()) {
     // Stays loaded: the next handle needs it too.
     if (!dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL))
-      throw Failure(CUBLAS_STATUS_NOT_INITIALIZED,
-                    "the device proxy's server can't load " + library + ": " + dlerror());
+      throw CallFailure(CUBLAS_STATUS_NOT_INITIALIZED,
+                        "the device proxy's server can't load " + library + ": " + dlerror());
   }
   cublasHandle_t made = nullptr;
   const cublasStatus_t status = real::cublasCreate_v2(&made);
@@ -31,7 +31,7 @@ int32_t serve_matmul_heuristic(Request& request) {
   Server& server = request.server;
   auto& answer = request.answer<wire::matmul_heuristic_answer>();
   if (arguments.requested < 0 || arguments.requested > static_cast<int>(wire::most_heuristics))
-    throw Failure(CUBLAS_STATUS_INVALID_VALUE, "more algorithms are wanted than an answer can hold");
+    throw CallFailure(CUBLAS_STATUS_INVALID_VALUE, "more algorithms are wanted than an answer can hold");
   cublasLtMatrixLayout_t layouts[4];
   for (int which = 0; which < 4; ++which)
     layouts[which] = server.matrix_layouts.find(arguments.layouts[which]);

@@ -75,7 +75,7 @@ cudaError_t compare(const wire::Piece& piece, std::vector<std::byte>& part, std:
 int32_t serve_check_memory(Request& request) {
   const auto arguments = request.arguments<wire::check_memory>();
   const auto pieces = entries_after<wire::check_memory, wire::Piece>(request, arguments.pieces);
-  Control& control = request.server.control();
+  ControlBlock& control = request.server.control();
   std::set<int32_t> devices;
   for (const wire::Piece& piece : pieces) devices.insert(piece.device);
   if (const cudaError_t error = come_to_rest(devices, request.server); error != cudaSuccess) return error;

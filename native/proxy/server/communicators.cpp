@@ -101,13 +101,13 @@ int32_t serve_collective_group(Request& request) {
   for (uint32_t number = 0; number < arguments.calls && failed == ncclSuccess; ++number) {
     wire::GroupedCall header;
     if (rest.size() < sizeof header)
-      throw Failure(ncclInternalError, "a group's record is shorter than it says");
+      throw CallFailure(ncclInternalError, "a group's record is shorter than it says");
     std::memcpy(&header, rest.data(), sizeof header);
     rest = rest.subspan(sizeof header);
     if (header.call >= static_cast<uint16_t>(Call::count) || header.bytes > rest.size() ||
         header.call == static_cast<uint16_t>(Call::collective_group) ||
         services[header.call].library != Library::nccl || services[header.call].runs != Runs::tells)
-      throw Failure(ncclInternalError, "a group's record holds a call that can't be in a group");
+      throw CallFailure(ncclInternalError, "a group's record holds a call that can't be in a group");
     Request grouped{request.server, rest.first(header.bytes), request.slot};
     failed = services[header.call].serve(grouped);
     const std::size_t padded = (header.bytes + record_alignment - 1) / record_alignment * record_alignment;

@@ -24,14 +24,14 @@ void* pointer(uint64_t address) { return reinterpret_cast<void*>(address); }
 // Whether that call was over before.
 bool is_over(Server& server, uint32_t flag) {
   if (flag == no_copy_flag) return false;
-  if (flag >= copy_flag_count) throw Failure(cudaErrorInvalidValue, "there is no such flag of a copy");
+  if (flag >= copy_flag_count) throw CallFailure(cudaErrorInvalidValue, "there is no such flag of a copy");
   return server.control().copied[flag] != 0;
 }
 
 // The device itself sets the flag, behind the copy.
-cudaError_t set_when_over(Control& control, uint32_t flag, cudaStream_t stream) {
+cudaError_t set_when_over(ControlBlock& control, uint32_t flag, cudaStream_t stream) {
   if (flag >= copy_flag_count)
-    throw Failure(cudaErrorInvalidValue, "a copy has no flag that says when it is over");
+    throw CallFailure(cudaErrorInvalidValue, "a copy has no flag that says when it is over");
   static const cudaError_t known =
       real::cudaHostRegister(control.copied, sizeof control.copied, cudaHostRegisterPortable);
   return known == cudaSuccess ? real::cudaMemsetAsync(&control.copied[flag], 1, 1, stream) : known;
@@ -134,7 +134,7 @@ int32_t serve_copy_from_host(Request& request) {
   const auto arguments = request.arguments<wire::copy_from_host>();
   const auto content = request.rest<wire::copy_from_host>();
   if (content.size() < arguments.bytes)
-    throw Failure(cudaErrorInvalidValue, "a copy's record is shorter than it says");
+    throw CallFailure(cudaErrorInvalidValue, "a copy's record is shorter than it says");
   // Pageable memory, which CUDA has read when the call returns: the log may be used again.
   return real::cudaMemcpyAsync(pointer(arguments.to), content.data(), arguments.bytes, cudaMemcpyHostToDevice,
                                request.server.streams.find(arguments.stream));
@@ -142,7 +142,7 @@ int32_t serve_copy_from_host(Request& request) {
 
 int32_t serve_copy_to_host(Request& request) {
   const auto arguments = request.arguments<wire::copy_to_host>();
-  if (arguments.bytes > staging_bytes) throw Failure(cudaErrorInvalidValue, "a copy's piece is too long");
+  if (arguments.bytes > staging_bytes) throw CallFailure(cudaErrorInvalidValue, "a copy's piece is too long");
   const cudaStream_t stream = request.server.streams.find(arguments.stream);
   const cudaError_t result = real::cudaMemcpyAsync(request.slot.staging, pointer(arguments.from),
                                                    arguments.bytes, cudaMemcpyDeviceToHost, stream);
@@ -186,15 +186,15 @@ int32_t serve_share_host(Request& request) {
       "/proc/" + std::to_string(arguments.process) + "/fd/" + std::to_string(arguments.file);
   const int file = open(path.c_str(), O_RDWR | O_CLOEXEC);
   if (file < 0)
-    throw Failure(cudaErrorInvalidValue,
-                  "the program's file can't be opened: " + std::string(strerror(errno)));
+    throw CallFailure(cudaErrorInvalidValue,
+                      "the program's file can't be opened: " + std::string(strerror(errno)));
   void* const memory = mmap(pointer(arguments.address), arguments.bytes, PROT_READ | PROT_WRITE,
                             MAP_SHARED | MAP_FIXED, file, static_cast<off_t>(arguments.offset));
   const int error = errno;
   close(file);
   if (memory == MAP_FAILED)
-    throw Failure(cudaErrorMemoryAllocation,
-                  "the program's file can't be mapped: " + std::string(strerror(error)));
+    throw CallFailure(cudaErrorMemoryAllocation,
+                      "the program's file can't be mapped: " + std::string(strerror(error)));
   const cudaError_t result = real::cudaHostRegister(memory, arguments.bytes, cudaHostRegisterPortable);
   if (result == cudaSuccess) request.server.host_memory.add(arguments.address, {arguments.bytes, 0});
   return result;

@@ -6,8 +6,8 @@
 
 namespace jitckpt::proxy {
 
-struct Failure : std::runtime_error {
-  Failure(int32_t result, const std::string& text) : std::runtime_error(text), result(result) {}
+struct CallFailure : std::runtime_error {
+  CallFailure(int32_t result, const std::string& text) : std::runtime_error(text), result(result) {}
   int32_t result;
 };
 

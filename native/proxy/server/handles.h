@@ -19,7 +19,7 @@ class Handles {
   Handles(const char* what, int32_t unknown, uint64_t named)
       : what_(what), unknown_(unknown), named_(named) {}
 
-  // Throws Failure.
+  // Throws CallFailure.
   Handle find(uint64_t number) {
     if (number < named_) {
       if constexpr (std::is_enum_v<Handle>)
@@ -30,7 +30,7 @@ class Handles {
     std::lock_guard lock(mutex_);
     const auto found = handles_.find(number);
     if (found == handles_.end())
-      throw Failure(unknown_, std::string("there is no such ") + what_ + " (any more)");
+      throw CallFailure(unknown_, std::string("there is no such ") + what_ + " (any more)");
     return found->second;
   }
   void add(uint64_t number, Handle handle) {
@@ -64,7 +64,7 @@ class Handles {
 };
 
 // Memory that has been made here.
-class Memory {
+class MadeMemory {
  public:
   struct Piece {
     uint64_t bytes;

@@ -37,7 +37,7 @@ cudaError_t come_to_rest(const std::set<int32_t>& devices, Server& server) {
 }
 
 bool begin_image(Server& server, uint64_t image) {
-  Control& control = server.control();
+  ControlBlock& control = server.control();
   for (;;) {
     control.image_begun = image;  // sequentially consistent, as the client's own order is
     const Images images = control.images;
@@ -70,7 +70,7 @@ std::set<int32_t> devices_of(const std::vector<wire::Range>& ranges) {
 int32_t serve_keep_image(Request& request) {
   const auto arguments = request.arguments<wire::keep_image>();
   const auto ranges = entries_after<wire::keep_image, wire::Range>(request, arguments.ranges);
-  Control& control = request.server.control();
+  ControlBlock& control = request.server.control();
   if (arguments.image <= control.image_whole) return cudaSuccess;
   const std::set<int32_t> devices = devices_of(ranges);
   if (const cudaError_t error = come_to_rest(devices, request.server); error != cudaSuccess) return error;
@@ -84,7 +84,8 @@ int32_t serve_keep_image(Request& request) {
 
 int32_t serve_note_time(Request& request) {
   const auto made = request.arguments<wire::note_time>().made;
-  if (made >= made_count) throw Failure(cudaErrorInvalidValue, "a record wants the time noted of nothing");
+  if (made >= made_count)
+    throw CallFailure(cudaErrorInvalidValue, "a record wants the time noted of nothing");
   const auto now = std::chrono::steady_clock::now().time_since_epoch();
   request.server.control().made_at[made] = std::chrono::duration_cast<std::chrono::nanoseconds>(now).count();
   return cudaSuccess;
@@ -96,7 +97,7 @@ int32_t serve_was_over(Request& request) {
   try {
     if (arguments.event != 0) return real::cudaEventSynchronize(request.server.events.find(arguments.event));
     return real::cudaStreamSynchronize(request.server.streams.find(arguments.stream));
-  } catch (const Failure&) {
+  } catch (const CallFailure&) {
     return cudaSuccess;  // another thread of the program has ended it
   }
 }

@@ -9,12 +9,12 @@
 
 namespace jitckpt::proxy {
 
-// The list that follows a record's arguments. Throws Failure if it is not all there.
+// The list that follows a record's arguments. Throws CallFailure if it is not all there.
 template <class Arguments, class Entry>
 std::vector<Entry> entries_after(const Request& request, uint64_t count) {
   const auto rest = request.rest<Arguments>();
   if (count > rest.size() / sizeof(Entry))
-    throw Failure(cudaErrorInvalidValue, "a list of memory is shorter than its record says");
+    throw CallFailure(cudaErrorInvalidValue, "a list of memory is shorter than its record says");
   std::vector<Entry> entries(count);
   if (count != 0) std::memcpy(entries.data(), rest.data(), count * sizeof(Entry));
   return entries;

@@ -20,8 +20,8 @@ namespace {
 const char* load(const std::string& library) {
   void* const handle = dlopen(library.c_str(), RTLD_NOW | RTLD_GLOBAL);
   if (!handle) {
-    throw Failure(cudaErrorSharedObjectInitFailed,
-                  "the device proxy's server can't load " + library + ", which holds kernels: " + dlerror());
+    throw CallFailure(cudaErrorSharedObjectInitFailed, "the device proxy's server can't load " + library +
+                                                           ", which holds kernels: " + dlerror());
   }
   const link_map* map = nullptr;
   dlinfo(handle, RTLD_DI_LINKMAP, &map);
@@ -42,14 +42,14 @@ const Kernels::Kernel& Kernels::add(uint64_t number, const std::string& library,
     if (error != cudaSuccess) {
       real::cudaGetLastError();
       if (error == cudaErrorInvalidValue) break;  // there is no such parameter
-      throw Failure(error, "the device proxy's server does not know the parameters of a kernel of " +
-                               library + ": " + real::cudaGetErrorString(error));
+      throw CallFailure(error, "the device proxy's server does not know the parameters of a kernel of " +
+                                   library + ": " + real::cudaGetErrorString(error));
     }
     kernel.parameters.push_back({static_cast<uint32_t>(begin), static_cast<uint32_t>(bytes)});
     kernel.parameter_bytes = std::max(kernel.parameter_bytes, static_cast<uint32_t>(begin + bytes));
   }
   if (kernel.parameters.size() > wire::most_parameters)
-    throw Failure(cudaErrorNotSupported, "a kernel of " + library + " has more than 512 parameters");
+    throw CallFailure(cudaErrorNotSupported, "a kernel of " + library + " has more than 512 parameters");
   std::lock_guard lock(mutex_);
   return kernels_.insert_or_assign(number, std::move(kernel)).first->second;
 }
@@ -58,7 +58,7 @@ const Kernels::Kernel& Kernels::at(uint64_t number) {
   std::lock_guard lock(mutex_);
   const auto kernel = kernels_.find(number);
   if (kernel == kernels_.end())
-    throw Failure(cudaErrorInvalidDeviceFunction, "there is no kernel of this number");
+    throw CallFailure(cudaErrorInvalidDeviceFunction, "there is no kernel of this number");
   return kernel->second;
 }
 
@@ -82,7 +82,7 @@ int32_t serve_launch(Request& request) {
   const std::size_t attribute_bytes = arguments.attribute_count * sizeof(cudaLaunchAttribute);
   if (arguments.attribute_count > most_attributes || arguments.parameter_bytes != kernel.parameter_bytes ||
       rest.size() < attribute_bytes + arguments.parameter_bytes)
-    throw Failure(cudaErrorInvalidValue, "a launch's record is shorter than it says");
+    throw CallFailure(cudaErrorInvalidValue, "a launch's record is shorter than it says");
   std::array<void*, wire::most_parameters> parameters;
   auto* const begin = const_cast<std::byte*>(rest.data() + attribute_bytes);
   for (std::size_t i = 0; i < kernel.parameters.size(); ++i)

@@ -17,9 +17,10 @@ class Kernels {
     uint32_t parameter_bytes;
   };
 
-  // Gives the kernel this number. Throws Failure if the library can't be loaded, or knows no kernel there.
+  // Gives the kernel this number. Throws CallFailure if the library can't be loaded, or knows no kernel
+  // there.
   const Kernel& add(uint64_t number, const std::string& library, uint64_t offset);
-  // Throws Failure.
+  // Throws CallFailure.
   const Kernel& at(uint64_t number);
   const void* stub(uint64_t number) { return at(number).stub; }
 

@@ -34,7 +34,7 @@ namespace jitckpt::proxy {
 namespace {
 
 void greet(const char* failure) {
-  wire::Greeting greeting{table_hash, failure == nullptr, {}};
+  wire::ServerGreeting greeting{table_hash, failure == nullptr, {}};
   put_text(greeting.text, sizeof greeting.text, failure ? failure : "");
   if (send(wire::socket_file, &greeting, sizeof greeting, MSG_NOSIGNAL) != sizeof greeting) _exit(0);
 }
@@ -69,12 +69,12 @@ void say(const T& word) {
 
 void say_done(uint32_t word, bool done) { say(done ? word : uint32_t{0}); }
 
-void copy_state(const wire::Order& order) {
+void copy_state(const wire::ServerOrder& order) {
   say_done(wire::copy_state, copy_to_host(reinterpret_cast<const wire::Range*>(order.first), order.second));
 }
 
 // Between two servers: nothing is under way.
-void obey(const wire::Order& order, Kept& kept) {
+void obey(const wire::ServerOrder& order, Kept& kept) {
   if (order.word == wire::rest)
     return say(wire::Rested{wire::rest, kept.state.intact, 0, kept.state.changed, kept.state.ended});
   if (order.word == wire::copy_state) return copy_state(order);
@@ -87,7 +87,7 @@ void prepare(int client_process, Kept& kept) {
     const auto heard = hear<wire::Load>(client_process);
     if (heard.word == wire::begin) return;
     if (heard.word >= wire::reset_but_memory && heard.word != wire::load) {
-      wire::Order order;
+      wire::ServerOrder order;
       std::memcpy(&order, &heard, sizeof order);
       obey(order, kept);
       continue;
@@ -109,7 +109,7 @@ void prepare(int client_process, Kept& kept) {
 
 // While the log is read: ends this process with the client's, or has the server stop. Returns what for.
 void listen(int client_process, Server& server, uint32_t& word) {
-  word = hear<wire::Order>(client_process).word;
+  word = hear<wire::ServerOrder>(client_process).word;
   if (word != wire::rest && word != wire::reset) _exit(0);
   if (server.stop()) return;
   // The reader waits for other ranks in NCCL, which nobody can end. What the device holds can still be
@@ -117,7 +117,7 @@ void listen(int client_process, Server& server, uint32_t& word) {
   if (word == wire::reset) _exit(1);
   say(server.rests_not());
   for (;;) {
-    const auto order = hear<wire::Order>(client_process);
+    const auto order = hear<wire::ServerOrder>(client_process);
     if (order.word != wire::copy_state) _exit(1);
     copy_state(order);
   }
@@ -125,7 +125,7 @@ void listen(int client_process, Server& server, uint32_t& word) {
 
 // A server that has stopped. Returns what it leaves.
 Kept at_rest(uint32_t word, int client_process, Server& server) {
-  for (wire::Order order{word, 0, 0};; order = hear<wire::Order>(client_process)) {
+  for (wire::ServerOrder order{word, 0, 0};; order = hear<wire::ServerOrder>(client_process)) {
     switch (order.word) {
       case wire::rest:
         say(server.come_to_rest());

@@ -38,7 +38,7 @@ bool Server::stop() {
   }
   stopped_.notify_all();
   steps.stop();
-  Control& control = log_.control();
+  ControlBlock& control = log_.control();
   // NCCL wants nobody else in a call for a communicator that is aborted; but the reader may wait for just
   // that.
   soon([&] {
@@ -72,13 +72,13 @@ wire::Rested Server::come_to_rest() {
 }
 
 wire::Rested Server::rests_not() {
-  const Held held = steps.held();
+  const HeldState held = steps.held();
   const bool intact = held.intact && !steps.inside() && !device_has_failed_;
   return {wire::rest, intact, 1, held.changed, held.ended};
 }
 
 // What lies in its place would be in the way.
-bool Server::take_kept(uint64_t address, const Memory::Piece& piece) {
+bool Server::take_kept(uint64_t address, const MadeMemory::Piece& piece) {
   if (address == 0) return false;
   const auto found = kept_.find(address);
   if (found != kept_.end() && found->second.bytes == piece.bytes && found->second.device == piece.device) {

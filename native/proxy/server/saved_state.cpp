@@ -34,7 +34,7 @@ cudaError_t compare(const wire::Range& range, std::vector<std::byte>& part, bool
 int32_t serve_save_state(Request& request) {
   const auto arguments = request.arguments<wire::save_state>();
   const auto ranges = entries_after<wire::save_state, wire::Range>(request, arguments.ranges);
-  Control& control = request.server.control();
+  ControlBlock& control = request.server.control();
   Steps& steps = request.server.steps;
   if (control.state_saved < arguments.state) {
     const std::set<int32_t> devices = devices_of(ranges);

@@ -117,7 +117,7 @@ void Server::wait_beside(const Record& record) {
     if (static_cast<Call>(record.call) == Call::cudaStreamSynchronize &&
         stream_waits_.add(record, stream_of_wait(record)))
       return;
-  } catch (const Failure&) {
+  } catch (const CallFailure&) {
     // the call itself will say so
   }
   make_beside(record);
@@ -159,7 +159,7 @@ bool Server::stream_has_failed(const Record& record) {
     const cudaError_t state = real::cudaStreamQuery(stream_of_wait(record));
     if (state != cudaSuccess) real::cudaGetLastError();
     return state != cudaSuccess && state != cudaErrorNotReady;
-  } catch (const Failure&) {
+  } catch (const CallFailure&) {
     return false;  // the program has ended it, but what is in it is still done
   }
 }
@@ -234,7 +234,7 @@ void Server::serve(const Record& record) {
                  ? free_device_memory(reinterpret_cast<uint64_t>(request.arguments<wire::cudaFree>().devPtr))
                  : service.serve(request);
     if (result != 0) text = describe(service.library, result);
-  } catch (const Failure& failure) {
+  } catch (const CallFailure& failure) {
     result = failure.result;
     text = failure.what();
   }
@@ -327,7 +327,7 @@ bool Server::has_to_wait(const Record& record) {
       default:
         return true;
     }
-  } catch (const Failure&) {
+  } catch (const CallFailure&) {
     return true;  // the call itself will say so
   }
 }

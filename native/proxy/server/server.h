@@ -47,8 +47,8 @@ class RenewedIds {
 
 // What one server leaves to the next of its process: memory with what is in it.
 struct Kept {
-  Memory::Pieces memory;
-  Held state;
+  MadeMemory::Pieces memory;
+  HeldState state;
 };
 
 class Server {
@@ -76,7 +76,7 @@ class Server {
   Kept leave() { return {memory.all(), steps.held()}; }
   // A piece of memory that an earlier server has left, which is asked for again; what lies where it would
   // have to be is given back.
-  bool take_kept(uint64_t address, const Memory::Piece& piece);
+  bool take_kept(uint64_t address, const MadeMemory::Piece& piece);
   void drop_kept();
 
   // Makes one call: by the reader's thread in the log's order, or by a thread for the one that waits for it.
@@ -91,7 +91,7 @@ class Server {
   static constexpr std::chrono::milliseconds look_interval{50};
   static constexpr std::chrono::seconds longest_way_of_an_order{1};
 
-  Control& control() const { return log_.control(); }
+  ControlBlock& control() const { return log_.control(); }
   // Whether the call that the reader is at may have been made before, by an earlier server.
   bool replays() const { return record_ <= control().replay_end; }
   // Whether a call has failed in such a way that what follows may be wrong, or nobody wants to know.
@@ -108,7 +108,7 @@ class Server {
   // Takes note if a collective has failed, which may never end; returns what it is, empty if none has.
   std::string failed_collective();
 
-  Streams streams;
+  StreamTable streams;
   Handles<cudaEvent_t> events;
   Handles<ncclComm_t> communicators;
   Handles<ncclRedOp_t> reductions;
@@ -117,7 +117,7 @@ class Server {
   Handles<cublasLtMatmulDesc_t> matmul_descriptions;
   Handles<cublasLtMatrixLayout_t> matrix_layouts;
   Handles<cublasLtMatmulPreference_t> matmul_preferences;
-  Memory memory, host_memory;  // of the device; page-locked
+  MadeMemory memory, host_memory;  // of the device; page-locked
   LockedPages locked_pages;
   RenewedIds renewed_ids;
   Kernels kernels;
@@ -141,7 +141,7 @@ class Server {
 
   Log log_;
   std::optional<LogReader> reader_;
-  Memory::Pieces kept_;              // of an earlier server
+  MadeMemory::Pieces kept_;          // of an earlier server
   std::atomic<uint64_t> record_{0};  // that the reader is at
   std::mutex errors_;
   std::atomic<bool> has_failed_{false};
@@ -172,12 +172,12 @@ struct Request {
   bool waited_for = false;
   std::size_t answer_bytes = 0;
 
-  // Throws Failure if the record is too short for them.
+  // Throws CallFailure if the record is too short for them.
   template <class Arguments>
   Arguments arguments() const {
     Arguments arguments;
     if (content.size() < sizeof arguments)
-      throw Failure(cudaErrorInvalidValue, "a record is shorter than its call needs");
+      throw CallFailure(cudaErrorInvalidValue, "a record is shorter than its call needs");
     std::memcpy(&arguments, content.data(), sizeof arguments);
     return arguments;
   }
@@ -188,11 +188,11 @@ struct Request {
     return content.subspan(sizeof(Arguments));
   }
 
-  // So many bytes behind the arguments. Throws Failure if they are not all there.
+  // So many bytes behind the arguments. Throws CallFailure if they are not all there.
   template <class Arguments>
   const void* content_after(std::size_t bytes) const {
     if (content.size() < sizeof(Arguments) || content.size() - sizeof(Arguments) < bytes)
-      throw Failure(cudaErrorInvalidValue, "a record is shorter than it says");
+      throw CallFailure(cudaErrorInvalidValue, "a record is shorter than it says");
     return content.data() + sizeof(Arguments);
   }
 

@@ -81,7 +81,7 @@ bool writes(const Record& record) {
 
 }  // namespace
 
-void Held::lose(uint64_t address, uint64_t bytes) {
+void HeldState::lose(uint64_t address, uint64_t bytes) {
   for (const wire::Place& place : places) intact &= !overlap(place.address, place.bytes, address, bytes);
 }
 
@@ -90,7 +90,7 @@ bool Steps::is_whole(uint64_t step) { return server_.control().image_whole >= st
 // Rule 1 of docs/how-it-works/transparent.md: what comes before the step is over on this device, and an image
 // of it whole; all of the step is in the log; and so it is on all ranks. By the reader, or by the device.
 bool Steps::is_ready(uint64_t step) {
-  Control& control = server_.control();
+  ControlBlock& control = server_.control();
   std::lock_guard lock(coming_);
   // step_open: the program waits for an answer that lies behind.
   const bool is_there = control.step_written >= step || control.step_open >= step;
@@ -149,7 +149,7 @@ cudaError_t Steps::make_image(const wire::begin_step& begins, const std::vector<
 // By the device. Where this rank's step is not in the log yet, or other ranks are still to come, the client,
 // or the last of them, wakes the reader.
 void Steps::image_is_copied() {
-  Control& control = server_.control();
+  ControlBlock& control = server_.control();
   {
     std::lock_guard lock(coming_);
     if (--devices_left_ != 0 || !server_.counts()) return;
@@ -184,7 +184,7 @@ cudaError_t Steps::begin(const wire::begin_step& begins, const std::vector<wire:
     together_ = Together::of_environment();
   }
   if (!together_) throw Different("there is no step barrier: JITCKPT_PROXY_TOGETHER is not set");
-  Control& control = server_.control();
+  ControlBlock& control = server_.control();
   cudaError_t error = cudaSuccess;
   if (control.image_whole < step) error = make_image(begins, image);
   const auto began = std::chrono::steady_clock::now();

@@ -20,7 +20,7 @@ namespace jitckpt::proxy {
 class Server;
 
 // What stays when a server drops all that it has made.
-struct Held {
+struct HeldState {
   bool intact = false;  // the places hold the state after step `ended`
   uint64_t ended = 0;
   std::vector<wire::Place> places;
@@ -56,11 +56,11 @@ class Steps {
   // That step begins all the same.
   void begin_stopped();
 
-  Held held() {
+  HeldState held() {
     std::lock_guard lock(mutex_);
     return held_;
   }
-  void hold(Held held) {
+  void hold(HeldState held) {
     std::lock_guard lock(mutex_);
     held_ = std::move(held);
   }
@@ -99,7 +99,7 @@ class Steps {
   std::atomic<std::size_t> devices_left_{0};
   std::set<int32_t> devices_;  // of it
   std::mutex coming_, mutex_;
-  Held held_;
+  HeldState held_;
   wire::restore_state restored_{};  // state 0: none
   uint64_t loaded_ = 0;             // of its places
 };

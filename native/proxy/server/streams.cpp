@@ -19,39 +19,39 @@ cudaError_t record(cudaStream_t stream, cudaEvent_t& event) {
 
 }  // namespace
 
-Streams::~Streams() {
+StreamTable::~StreamTable() {
   for (const Left& left : left_) real::cudaEventDestroy(left.event);
 }
 
-cudaStream_t Streams::find(uint64_t number) {
+cudaStream_t StreamTable::find(uint64_t number) {
   if (number < wire::named_streams) return reinterpret_cast<cudaStream_t>(number);
   std::lock_guard lock(mutex_);
   const auto found = streams_.find(number);
   if (found == streams_.end())
-    throw Failure(cudaErrorInvalidResourceHandle, "there is no such stream (any more)");
+    throw CallFailure(cudaErrorInvalidResourceHandle, "there is no such stream (any more)");
   if (!std::exchange(found->second.used, true)) used_.push_back(number);
   return found->second.stream;
 }
 
-void Streams::belongs_to_handle(uint64_t number) {
+void StreamTable::belongs_to_handle(uint64_t number) {
   std::lock_guard lock(mutex_);
   if (const auto found = streams_.find(number); found != streams_.end()) found->second.of_handle = true;
 }
 
-void Streams::add(uint64_t number, cudaStream_t stream) {
+void StreamTable::add(uint64_t number, cudaStream_t stream) {
   int device = 0;
   if (real::cudaGetDevice(&device) != cudaSuccess) real::cudaGetLastError();
   std::lock_guard lock(mutex_);
   streams_[number] = {stream, device};
 }
 
-void Streams::remove(uint64_t number) {
+void StreamTable::remove(uint64_t number) {
   std::lock_guard lock(mutex_);
   std::erase(used_, number);
   streams_.erase(number);
 }
 
-std::vector<cudaStream_t> Streams::all() {
+std::vector<cudaStream_t> StreamTable::all() {
   std::lock_guard lock(mutex_);
   std::vector<cudaStream_t> found;
   for (const auto& [number, stream] : streams_) found.push_back(stream.stream);
@@ -59,7 +59,7 @@ std::vector<cudaStream_t> Streams::all() {
 }
 
 // Where that fails the device has failed, which whoever waits for it is told.
-void Streams::leaves(uint64_t number) {
+void StreamTable::leaves(uint64_t number) {
   std::lock_guard lock(mutex_);
   const auto found = streams_.find(number);
   if (found == streams_.end() || !found->second.used) return;
@@ -67,7 +67,7 @@ void Streams::leaves(uint64_t number) {
   if (record(found->second.stream, event) == cudaSuccess) left_.push_back({event, found->second.device});
 }
 
-cudaError_t Streams::join(int32_t device) {
+cudaError_t StreamTable::join(int32_t device) {
   std::lock_guard lock(mutex_);
   std::vector<cudaEvent_t> events;
   cudaError_t error = cudaSuccess;

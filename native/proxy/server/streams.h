@@ -9,14 +9,14 @@
 
 namespace jitckpt::proxy {
 
-class Streams {
+class StreamTable {
  public:
-  Streams() = default;
-  ~Streams();
-  Streams(const Streams&) = delete;
-  Streams& operator=(const Streams&) = delete;
+  StreamTable() = default;
+  ~StreamTable();
+  StreamTable(const StreamTable&) = delete;
+  StreamTable& operator=(const StreamTable&) = delete;
 
-  // Counts as a use. Throws Failure.
+  // Counts as a use. Throws CallFailure.
   cudaStream_t find(uint64_t number);
   // Of the device that this thread has chosen.
   void add(uint64_t number, cudaStream_t stream);

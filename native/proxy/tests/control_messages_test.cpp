@@ -41,14 +41,14 @@ class Drawn {
     const auto copy = [this] { return host_copy(); };
     const auto count = [&] { return Count{number(), small(), number(), number()}; };
     const auto member = [&] {
-      return Member{key(),
-                    key(),
-                    static_cast<uint32_t>(number()),
-                    small(),
-                    static_cast<uint32_t>(number()),
-                    number(),
-                    number(),
-                    several(count)};
+      return Membership{key(),
+                        key(),
+                        static_cast<uint32_t>(number()),
+                        small(),
+                        static_cast<uint32_t>(number()),
+                        number(),
+                        number(),
+                        several(count)};
     };
     switch (random_() % 8) {
       case 0:
@@ -56,8 +56,9 @@ class Drawn {
       case 1:
         return Alarm{number(), text()};
       case 2:
-        return Stopped{number(), number(), number(), number(), Device{random_() % 4}, number(), number(),
-                       number(), number(), number(), text(),   several(member),       number()};
+        return Stopped{number(), number(),        number(), number(), DeviceState{random_() % 4},
+                       number(), number(),        number(), number(), number(),
+                       text(),   several(member), number()};
       case 3:
         return Ids{several([this] { return named_id(); }), number(), number(), random_() % 2, several(copy)};
       case 4:
@@ -71,7 +72,7 @@ class Drawn {
     }
   }
   FromAgent of_agent() {
-    const auto creation = [this] { return Creation{key(), static_cast<uint32_t>(number()), key()}; };
+    const auto creation = [this] { return Making{key(), static_cast<uint32_t>(number()), key()}; };
     switch (random_() % 7) {
       case 0:
         return Stop{};
@@ -95,7 +96,7 @@ class Drawn {
         return GiveUp{text()};
     }
   }
-  Number recovery() { return {number(), number()}; }
+  RecoveryNumber recovery() { return {number(), number()}; }
   std::mt19937_64& random() { return random_; }
 
  private:
@@ -123,11 +124,11 @@ TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
       18, 0, 0, 0, 12, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
       0,  0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
-  const auto bytes = encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
+  const auto bytes = encode({RecoveryNumber{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());
   for (std::size_t i = 0; i < bytes.size(); ++i) EXPECT_EQ(static_cast<unsigned char>(bytes[i]), expected[i]);
   const auto copied =
-      encode({Number{2, 3}, FromAgent(Replay{5, 1, 0, 1, {{3, 9, 8, 4096, 100, 77}}, {}, {}})});
+      encode({RecoveryNumber{2, 3}, FromAgent(Replay{5, 1, 0, 1, {{3, 9, 8, 4096, 100, 77}}, {}, {}})});
   const std::vector<unsigned char> copy{1, 0, 0, 0, 3,   0, 0, 0, 9, 0, 0, 0, 8,  0, 0, 0, 0, 16, 0, 0,
                                         0, 0, 0, 0, 100, 0, 0, 0, 0, 0, 0, 0, 77, 0, 0, 0, 0, 0,  0, 0};
   ASSERT_EQ(copied.size(), bytes.size() + copy.size() - 4);

@@ -203,15 +203,15 @@ void Coordinator::begin_recovery(bool may_stay) {
 
 // As `way` of jitckpt/decisions/transparent/decision.py.
 std::string Coordinator::way(const control::Stopped& report, uint64_t state) {
-  const bool healthy = report.device == control::Device::healthy, holds = report.begun == report.ended;
+  const bool healthy = report.device == control::DeviceState::healthy, holds = report.begun == report.ended;
   if (state < report.kept_from || state > report.kept_to) return "";
   if (report.images >> (state - report.kept_from) & 1) return "image";
-  const bool works = healthy || report.device == control::Device::changed;
+  const bool works = healthy || report.device == control::DeviceState::changed;
   if (works && report.ended + 1 == state && report.ready == state && holds) return "finish";
   if (healthy && holds && report.ended == state) return "in place";
   if (report.copies >> (state - report.kept_from) & 1) return "host copy";
-  return report.device == control::Device::suspect && holds && report.ended == state ? "through the host"
-                                                                                     : "";
+  return report.device == control::DeviceState::suspect && holds && report.ended == state ? "through the host"
+                                                                                          : "";
 }
 
 void Coordinator::stopped() {
@@ -260,7 +260,7 @@ void Coordinator::stopped() {
 void Coordinator::compare_counts() {
   std::map<jitckpt::proxy::Key, std::map<std::pair<int, int>, std::set<uint64_t>>> exchanged;
   for (const auto& [rank, worker] : workers_) {
-    for (const control::Member& one : worker.report.communicators) {
+    for (const control::Membership& one : worker.report.communicators) {
       for (const control::Count& count : one.counts) {
         if (count.state != state_) continue;
         const bool collective = count.peer == control::everybody;
@@ -280,26 +280,26 @@ void Coordinator::compare_counts() {
 
 // Of a rank: those that the communicators of all others say that it has to make, splits after what they are
 // split from.
-std::vector<control::Creation> Coordinator::creations(int rank, uint64_t state) const {
+std::vector<control::Making> Coordinator::creations(int rank, uint64_t state) const {
   const auto of = [state](const Worker& worker) {
-    std::vector<control::Member> all;
-    for (const control::Member& one : worker.report.communicators) {
+    std::vector<control::Membership> all;
+    for (const control::Membership& one : worker.report.communicators) {
       if (one.since <= state && state <= one.until) all.push_back(one);
     }
     return all;
   };
-  const std::vector<control::Member> mine = of(workers_.at(rank));
+  const std::vector<control::Membership> mine = of(workers_.at(rank));
   const auto in = [&](const jitckpt::proxy::Key& key) {
-    return std::ranges::any_of(mine, [&](const control::Member& one) { return one.key == key; });
+    return std::ranges::any_of(mine, [&](const control::Membership& one) { return one.key == key; });
   };
   std::set<jitckpt::proxy::Key> known{};
   for (const auto& [other, worker] : workers_) {
-    for (const control::Member& one : of(worker)) known.insert(one.key);
+    for (const control::Membership& one : of(worker)) known.insert(one.key);
   }
   // By depth (no split of a split here), parent and split, so that all ranks have one order.
-  std::map<std::tuple<bool, jitckpt::proxy::Key, uint32_t>, control::Creation> calls;
+  std::map<std::tuple<bool, jitckpt::proxy::Key, uint32_t>, control::Making> calls;
   for (const auto& [other, worker] : workers_) {
-    for (const control::Member& one : of(worker)) {
+    for (const control::Membership& one : of(worker)) {
       const bool is_split = known.contains(one.parent);
       if (!in(is_split ? one.parent : one.key)) continue;
       auto& call = calls[{is_split, is_split ? one.parent : one.key, one.split}];
@@ -308,7 +308,7 @@ std::vector<control::Creation> Coordinator::creations(int rank, uint64_t state) 
       if (in(one.key)) call.key = one.key;
     }
   }
-  std::vector<control::Creation> order;
+  std::vector<control::Making> order;
   for (const auto& [place, call] : calls) order.push_back(call);
   return order;
 }

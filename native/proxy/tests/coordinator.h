@@ -74,7 +74,7 @@ class Coordinator {
   void compare_counts();
   void restarted();
   void give_up(const std::string& why);
-  std::vector<control::Creation> creations(int rank, uint64_t state) const;
+  std::vector<control::Making> creations(int rank, uint64_t state) const;
   void say(int rank, const control::FromAgent& message);
   bool all_answered() const;
 
@@ -82,7 +82,7 @@ class Coordinator {
   std::string folder_, path_;
   int listener_ = -1, end_ = -1, together_ = -1;
   Phase phase_ = Phase::watching;
-  control::Number number_;
+  control::RecoveryNumber number_;
   uint64_t state_ = 0;
   bool may_stay_ = false;  // servers
   std::map<int, Worker> workers_;

@@ -1,6 +1,6 @@
 // What lies where in the memory that client and server share:
 //
-//     Control | Slot[slot_count] | segments
+//     ControlBlock | Slot[slot_count] | segments
 //
 // A segment is a row of records, each a header and its content. Records have numbers, from 1, without a gap.
 // The number is written last, so a record whose number is the expected one is whole. Behind the newest record
@@ -76,7 +76,7 @@ enum class Images : uint32_t { made, frozen, unwanted };
 enum class Made : uint32_t { handles, image, communicators };
 constexpr std::size_t made_count = 3;
 
-struct Control {
+struct ControlBlock {
   uint64_t magic, table_hash, segment_bytes, segment_count;
   uint64_t pinned_address;  // where both map the pinned memory
   alignas(64) std::atomic<uint32_t> reader_woken_by;
@@ -128,7 +128,7 @@ struct Slot {
 struct Geometry {
   std::size_t segment_bytes, segment_count;
 
-  static constexpr std::size_t slots_begin = (sizeof(Control) + 4095) / 4096 * 4096;
+  static constexpr std::size_t slots_begin = (sizeof(ControlBlock) + 4095) / 4096 * 4096;
   static constexpr std::size_t segments_begin =
       (slots_begin + slot_count * sizeof(Slot) + 4095) / 4096 * 4096;
   std::size_t bytes() const { return segments_begin + segment_bytes * segment_count; }
@@ -139,7 +139,7 @@ class Log {
  public:
   Log(std::byte* begin, Geometry geometry) : begin_(begin), geometry_(geometry) {}
 
-  Control& control() const { return *reinterpret_cast<Control*>(begin_); }
+  ControlBlock& control() const { return *reinterpret_cast<ControlBlock*>(begin_); }
   Slot& slot(std::size_t index) const {
     return reinterpret_cast<Slot*>(begin_ + Geometry::slots_begin)[index];
   }

@@ -25,7 +25,7 @@ Sleep next_sleep(bool spins, int slept) {
 Geometry read_geometry(const std::byte* begin, std::size_t bytes) {
   if (bytes < Geometry::segments_begin)
     throw DamagedLog("The log's memory has " + std::to_string(bytes) + " bytes, less than its beginning.");
-  const auto& control = *reinterpret_cast<const Control*>(begin);
+  const auto& control = *reinterpret_cast<const ControlBlock*>(begin);
   if (control.magic != log_magic)
     throw DamagedLog("The memory that the client has passed holds no log of the device proxy.");
   const Geometry geometry{control.segment_bytes, control.segment_count};

@@ -17,7 +17,7 @@ namespace {
 
 void* shadow(uint64_t address) { return softgpu_shadow(reinterpret_cast<const void*>(address)); }
 
-class DeviceMemory final : public Memory {
+class DeviceArgumentMemory final : public ArgumentMemory {
  public:
   void* address(const Storage& storage) override {
     return storage.address == 0 ? nullptr : shadow(storage.address);
@@ -59,7 +59,7 @@ Call parse(const uint8_t* record, size_t bytes) {
 }
 
 Unpacked unpack_call(const Call& call) {
-  DeviceMemory memory;
+  DeviceArgumentMemory memory;
   return unpack(call.key, call.values, call.storages, memory,
                 call.op->random ? seeded_generator(call.header.seed) : at::Generator(),
                 call.header.reply != 0);

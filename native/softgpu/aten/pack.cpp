@@ -54,6 +54,14 @@ class Packer {
         key_.put(Tag::device);
         if (!packed_.device && value.toDevice().is_cuda()) packed_.device = value.toDevice();
         return;
+      default:
+        pack_list(argument, value);
+    }
+  }
+
+ private:
+  void pack_list(const Argument& argument, const c10::IValue& value) {
+    switch (argument.kind) {
       case ArgumentKind::tensor_list:
         key_.put(Tag::tensor_list);
         elements(value, [&](const c10::IValue& element) { tensor(argument, element.toTensor()); });
@@ -86,7 +94,6 @@ class Packer {
     }
   }
 
- private:
   void put_length(size_t length) { key_.put(static_cast<uint32_t>(length)); }
 
   template <class Put>

@@ -10,7 +10,7 @@ namespace softgpu::aten {
 namespace {
 
 // Memory that reads as zeros, costs nothing until it is written, and is forgotten afterwards.
-class ImaginaryMemory final : public Memory {
+class ImaginaryMemory final : public ArgumentMemory {
  public:
   explicit ImaginaryMemory(c10::ArrayRef<Storage> storages) {
     for (const Storage& storage : storages) bytes_ += aligned(storage.bytes);

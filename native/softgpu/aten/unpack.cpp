@@ -10,7 +10,7 @@ namespace {
 
 class Unpacker {
  public:
-  Unpacker(Reader key, Reader values, c10::ArrayRef<Storage> storages, Memory& memory,
+  Unpacker(Reader key, Reader values, c10::ArrayRef<Storage> storages, ArgumentMemory& memory,
            const at::Generator& generator, bool out_is_fresh, Unpacked& unpacked)
       : key_(key),
         values_(values),
@@ -149,7 +149,7 @@ class Unpacker {
   Reader key_, values_;
   c10::ArrayRef<Storage> places_;
   c10::SmallVector<c10::Storage, 8> storages_;
-  Memory& memory_;
+  ArgumentMemory& memory_;
   const at::Generator& generator_;
   bool out_is_fresh_;
   c10::SmallVector<int64_t, 8> sizes_, strides_;
@@ -158,7 +158,7 @@ class Unpacker {
 
 }  // namespace
 
-Unpacked unpack(Reader key, Reader values, c10::ArrayRef<Storage> storages, Memory& memory,
+Unpacked unpack(Reader key, Reader values, c10::ArrayRef<Storage> storages, ArgumentMemory& memory,
                 const at::Generator& generator, bool out_is_fresh) {
   Unpacked unpacked;
   unpacked.stack.reserve(8);

@@ -10,9 +10,9 @@
 namespace softgpu::aten {
 
 // Where the arguments' tensors lie.
-class Memory {
+class ArgumentMemory {
  public:
-  virtual ~Memory() = default;
+  virtual ~ArgumentMemory() = default;
   virtual void* address(const Storage& storage) = 0;
 };
 
@@ -23,7 +23,7 @@ struct Unpacked {
 };
 
 // out_is_fresh: out= arguments become new tensors of their own, which the operator may resize.
-Unpacked unpack(Reader key, Reader values, c10::ArrayRef<Storage> storages, Memory& memory,
+Unpacked unpack(Reader key, Reader values, c10::ArrayRef<Storage> storages, ArgumentMemory& memory,
                 const at::Generator& generator, bool out_is_fresh);
 
 }  // namespace softgpu::aten

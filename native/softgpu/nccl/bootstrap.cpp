@@ -33,7 +33,7 @@ Id parse(const ncclUniqueId& id) {
   Id parsed;
   if (text.size() <= prefix_length + secret_length || text.compare(0, prefix_length, id_prefix) != 0 ||
       !from_hex(text.substr(prefix_length, secret_length), parsed.key)) {
-    throw Failure(
+    throw NcclFailure(
         ncclInvalidArgument,
         "This unique id was not made by softgpu's ncclGetUniqueId. Make one on one rank and hand all "
         "128 bytes of it to the others.");
@@ -50,7 +50,7 @@ struct Reply {
 struct Entry {
   HostId host;
   Key memory;
-  char address[sizeof(Greeting::address)];
+  char address[sizeof(RankGreeting::address)];
 };
 
 void send_reply(const FileDescriptor& socket, const Key& key, const Reply& reply,
@@ -84,11 +84,11 @@ std::vector<Entry> receive_reply(const FileDescriptor& socket, const Key& key, i
   std::memcpy(message.data(), &reply, sizeof reply);
   if (entry_bytes != 0) std::memcpy(message.data() + sizeof reply, entries.data(), entry_bytes);
   if (!are_equal(tag, sign(key, message.data(), message.size()))) {
-    throw Failure(ncclRemoteError, "Who answers at the address in this unique id did not make the id.");
+    throw NcclFailure(ncclRemoteError, "Who answers at the address in this unique id did not make the id.");
   }
   if (reply.result != ncclSuccess) {
-    throw Failure(static_cast<ncclResult_t>(reply.result),
-                  std::string(reply.text, strnlen(reply.text, sizeof reply.text)));
+    throw NcclFailure(static_cast<ncclResult_t>(reply.result),
+                      std::string(reply.text, strnlen(reply.text, sizeof reply.text)));
   }
   return entries;
 }
@@ -107,15 +107,15 @@ void serve(Reception& reception, const Key& key) {
         missing = ranks;
       }
       if (static_cast<size_t>(ranks) != guests.size()) {
-        throw Failure(ncclInvalidArgument, "Rank ", rank, " says that the communicator has ", ranks,
-                      " ranks, the first to come said ", guests.size(),
-                      ". Pass the same number on all ranks.");
+        throw NcclFailure(ncclInvalidArgument, "Rank ", rank, " says that the communicator has ", ranks,
+                          " ranks, the first to come said ", guests.size(),
+                          ". Pass the same number on all ranks.");
       }
       if (guests[rank].socket) {
-        throw Failure(ncclInvalidArgument, "Rank ", rank,
-                      " has joined this communicator already. Give each process a rank of its own.");
+        throw NcclFailure(ncclInvalidArgument, "Rank ", rank,
+                          " has joined this communicator already. Give each process a rank of its own.");
       }
-    } catch (const Failure& failure) {
+    } catch (const NcclFailure& failure) {
       Reply reply{.result = failure.code(), .text = {}};
       std::string(failure.what()).copy(reply.text, sizeof reply.text - 1);
       send_reply(guest.socket, key, reply, {});
@@ -135,21 +135,21 @@ void serve(Reception& reception, const Key& key) {
   }
 }
 
-FileDescriptor fetch_memory(const LocalMemory& memory, const Entry& first, const Greeting& greeting,
+FileDescriptor fetch_memory(const LocalMemory& memory, const Entry& first, const RankGreeting& greeting,
                             const std::atomic<bool>& aborted) {
   try {
     return memory.fetch(first.memory, greeting, aborted);
-  } catch (const Failure& failure) {
+  } catch (const NcclFailure& failure) {
     if (failure.code() != ncclRemoteError) throw;
-    throw Failure(ncclRemoteError, "Rank ", greeting.to, " is on the host of rank ", greeting.from,
-                  ", yet out of its reach: it has ended, or NCCL_HOSTID is the same in two network "
-                  "namespaces. Let each have its own.");
+    throw NcclFailure(ncclRemoteError, "Rank ", greeting.to, " is on the host of rank ", greeting.from,
+                      ", yet out of its reach: it has ended, or NCCL_HOSTID is the same in two network "
+                      "namespaces. Let each have its own.");
   }
 }
 
 // First to all, which needs nothing of them but that they listen, then from all: so nobody waits in a circle.
 std::vector<RemotePeer> connect_with(const std::vector<int>& remote, const std::vector<Entry>& entries,
-                                     Greeting greeting, Reception& reception, const Key& key,
+                                     RankGreeting greeting, Reception& reception, const Key& key,
                                      const std::atomic<bool>& aborted) {
   std::vector<RemotePeer> peers;
   for (const int rank : remote) {
@@ -180,7 +180,7 @@ ncclUniqueId make_unique_id() {
   start_thread([reception = Reception(std::move(listener), key), key]() mutable {
     try {
       serve(reception, key);
-    } catch (const Failure& failure) {
+    } catch (const NcclFailure& failure) {
       std::fprintf(stderr, "softgpu NCCL: %s\n", failure.what());
     }
   }).detach();
@@ -195,7 +195,7 @@ Meeting join(const ncclUniqueId& id, int rank, int ranks, const std::atomic<bool
   // All listen before any of them is told where the others are.
   LocalMemory memory(parsed.key);
   FileDescriptor listener = listen_at(own_address());
-  Greeting greeting{
+  RankGreeting greeting{
       .from = rank, .to = maker_of_id, .ranks = ranks, .host = this_host(), .memory = memory.name()};
   to_text(address_of(listener)).copy(greeting.address, sizeof greeting.address - 1);
   Reception reception(std::move(listener), parsed.key);

@@ -30,7 +30,7 @@ struct Meeting {
 // Starts a listener in this process. It ends when all ranks have come, or with the process.
 ncclUniqueId make_unique_id();
 
-// Waits until all ranks of the communicator that the id stands for have come. Throws a Failure:
+// Waits until all ranks of the communicator that the id stands for have come. Throws a NcclFailure:
 // ncclInvalidArgument if the id is none of ours, or rank or ranks contradict what other ranks said;
 // ncclRemoteError if nobody listens; ncclInternalError once `aborted` is true.
 Meeting join(const ncclUniqueId& id, int rank, int ranks, const std::atomic<bool>& aborted);

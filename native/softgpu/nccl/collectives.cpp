@@ -66,8 +66,8 @@ bool Collective::step() {
   return true;
 }
 
-const Link* Collective::lost_peer() const {
-  const auto lost = std::find_if(links_.begin(), links_.end(), [&](const Link& link) {
+const RankLink* Collective::lost_peer() const {
+  const auto lost = std::find_if(links_.begin(), links_.end(), [&](const RankLink& link) {
     return link.has_ended() && link.done() < end_;  // in this order: it may tell that and end
   });
   return lost == links_.end() ? nullptr : &*lost;
@@ -76,7 +76,7 @@ const Link* Collective::lost_peer() const {
 bool Collective::may_write() const {
   if (written_ == end_) return false;
   return std::all_of(links_.begin(), links_.end(),
-                     [&](const Link& link) { return link.done() + slots > written_; });
+                     [&](const RankLink& link) { return link.done() + slots > written_; });
 }
 
 bool Collective::may_reduce() const {
@@ -93,7 +93,7 @@ bool Collective::may_collect() const {
       [[fallthrough]];
     case Kind::all_reduce:
       return std::all_of(links_.begin(), links_.end(),
-                         [&](const Link& link) { return link.reduced() > collected_; });
+                         [&](const RankLink& link) { return link.reduced() > collected_; });
     case Kind::broadcast:
     case Kind::scatter:
       return is_root || has_contribution(operation_.peer, collected_);
@@ -298,7 +298,7 @@ Collective::Bytes Collective::read_by(int rank, News::Counter counter, const Ran
 
 void Collective::tell_others(News::Counter counter, uint64_t chunk) const {
   const Range range = chunk_range(chunk);
-  for (const Link& link : links_) {
+  for (const RankLink& link : links_) {
     if (link.peer() == rank_) continue;
     const Bytes bytes = counter == News::Counter::done ? Bytes{} : read_by(link.peer(), counter, range);
     link.tell({.counter = counter,

@@ -20,7 +20,7 @@ class Collective {
   bool finished() const { return collected_ == end_; }
 
   // Of another host, if its connection has ended before its part of this was done; else null.
-  const Link* lost_peer() const;
+  const RankLink* lost_peer() const;
 
  private:
   // Elements [begin, end) of each block that the operation counts: the chunk, or a rank's part of it.
@@ -59,7 +59,7 @@ class Collective {
 
   const Operation operation_;
   SharedSegment& shared_;
-  const std::vector<Link>& links_;
+  const std::vector<RankLink>& links_;
   const int rank_, ranks_;
   RankState& mine_;
   const Descriptor descriptor_;

@@ -59,14 +59,14 @@ void refuse_shared_devices(int rank, const std::vector<HostMessage>& joined) {
   };
   for (int other = 0; other < ranks; ++other) {
     if (other == rank || !on_one_device(other, rank)) continue;
-    throw Failure(ncclInvalidUsage, "Duplicate GPU detected : rank ", rank, " and rank ", other,
-                  " both on CUDA device ", std::hex, joined[rank].bus_id);
+    throw NcclFailure(ncclInvalidUsage, "Duplicate GPU detected : rank ", rank, " and rank ", other,
+                      " both on CUDA device ", std::hex, joined[rank].bus_id);
   }
   for (int first = 0; first < ranks; ++first) {
     for (int second = first + 1; second < ranks; ++second) {
       if (!on_one_device(first, second)) continue;
-      throw Failure(ncclRemoteError, "Rank ", first, " and rank ", second,
-                    " are on one device, so this communicator can't be made.");
+      throw NcclFailure(ncclRemoteError, "Rank ", first, " and rank ", second,
+                        " are on one device, so this communicator can't be made.");
     }
   }
 }
@@ -127,20 +127,20 @@ std::vector<HostMessage> Communicator::exchange(const HostMessage& message,
 
   std::vector<HostMessage> messages;
   for (const int rank : participants) {
-    const Link& other = links_[rank];
+    const RankLink& other = links_[rank];
     for (;;) {
       const uint32_t heard = mine.host_bell.rings();
-      if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
+      if (aborted_) throw NcclFailure(ncclInternalError, "The communicator was aborted while its ranks met.");
       const bool has_ended = other.has_ended();  // before the last look at what it told
       if (other.host_rounds() > round) break;
-      if (has_ended) throw Failure(ncclRemoteError, other.reason_of_end());
+      if (has_ended) throw NcclFailure(ncclRemoteError, other.reason_of_end());
       mine.host_bell.wait_after(heard, std::chrono::hours(1));
     }
     messages.push_back(other.host_message(round));
     if (messages.back().purpose != message.purpose) {
-      throw Failure(ncclInvalidUsage, "Rank ", rank,
-                    " calls another of ncclCommSplit and ncclCommShrink than rank ", rank_,
-                    " does. All ranks have to call the same.");
+      throw NcclFailure(ncclInvalidUsage, "Rank ", rank,
+                        " calls another of ncclCommSplit and ncclCommShrink than rank ", rank_,
+                        " does. All ranks have to call the same.");
     }
   }
   return messages;
@@ -163,7 +163,7 @@ Disturbance Communicator::disturbance(int rank) const {
 void Communicator::wait_for_network() {
   std::unique_lock lock(mutex_);
   while (!aborted_ && disturbance().cut) changed_.wait_for(lock, device_poll);
-  if (aborted_) throw Failure(ncclInternalError, "The communicator was aborted while its ranks met.");
+  if (aborted_) throw NcclFailure(ncclInternalError, "The communicator was aborted while its ranks met.");
 }
 
 void Communicator::set_state(ncclResult_t state, const std::string& text) {
@@ -237,9 +237,9 @@ ncclRedOp_t Communicator::add_reduction(const Reduction& reduction, ncclDataType
 void Communicator::remove_reduction(ncclRedOp_t handle) {
   const std::lock_guard lock(mutex_);
   if (reductions_.erase(handle) == 0) {
-    throw Failure(ncclInvalidArgument, "Reduction ", handle,
-                  " was not made by ncclRedOpCreatePreMulSum on this "
-                  "communicator, or is destroyed already.");
+    throw NcclFailure(ncclInvalidArgument, "Reduction ", handle,
+                      " was not made by ncclRedOpCreatePreMulSum on this "
+                      "communicator, or is destroyed already.");
   }
 }
 
@@ -248,12 +248,12 @@ Reduction Communicator::find_reduction(ncclRedOp_t handle, ncclDataType_t type) 
   const std::lock_guard lock(mutex_);
   const auto found = reductions_.find(handle);
   if (found == reductions_.end()) {
-    throw Failure(ncclInvalidArgument, handle, " is neither a reduction of NCCL's (0 to ", ncclNumOps - 1,
-                  ") nor one that this communicator made.");
+    throw NcclFailure(ncclInvalidArgument, handle, " is neither a reduction of NCCL's (0 to ", ncclNumOps - 1,
+                      ") nor one that this communicator made.");
   }
   if (found->second.first != type) {
-    throw Failure(ncclInvalidArgument, "Reduction ", handle, " was made for ", name_of(found->second.first),
-                  ", not ", name_of(type), ".");
+    throw NcclFailure(ncclInvalidArgument, "Reduction ", handle, " was made for ",
+                      name_of(found->second.first), ", not ", name_of(type), ".");
   }
   return found->second.second;
 }
@@ -268,7 +268,7 @@ void* Communicator::add_registration() {
 void Communicator::remove_registration(void* handle) {
   const std::lock_guard lock(mutex_);
   if (registrations_.erase(handle) == 0) {
-    throw Failure(ncclInvalidArgument, "This buffer is not registered with this communicator.");
+    throw NcclFailure(ncclInvalidArgument, "This buffer is not registered with this communicator.");
   }
 }
 
@@ -289,8 +289,8 @@ std::shared_ptr<Communicator> look_up(ncclComm_t handle) {
 std::shared_ptr<Communicator> find_any(ncclComm_t handle) {
   auto communicator = look_up(handle);
   if (!communicator) {
-    throw Failure(ncclInvalidArgument,
-                  "There is no such communicator: it was destroyed or aborted, or never made.");
+    throw NcclFailure(ncclInvalidArgument,
+                      "There is no such communicator: it was destroyed or aborted, or never made.");
   }
   return communicator;
 }
@@ -299,12 +299,12 @@ std::shared_ptr<Communicator> find_ready(ncclComm_t handle) {
   auto communicator = find_any(handle);
   const ncclResult_t state = communicator->state();
   if (state == ncclInProgress) {
-    throw Failure(
+    throw NcclFailure(
         ncclInvalidArgument,
         "This communicator is still being made or finalized. Wait until ncclCommGetAsyncError gives "
         "ncclSuccess.");
   }
-  if (state != ncclSuccess) throw Failure(state, communicator->state_text());
+  if (state != ncclSuccess) throw NcclFailure(state, communicator->state_text());
   return communicator;
 }
 

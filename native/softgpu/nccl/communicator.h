@@ -31,16 +31,16 @@ class Communicator {
   const int device;
   const bool blocking;
 
-  // Blocks until all ranks have come; throws a Failure. What is below is valid after it.
+  // Blocks until all ranks have come; throws a NcclFailure. What is below is valid after it.
   void join(const ncclUniqueId& id, int rank, int ranks);
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
   SharedSegment& shared() { return *shared_; }  // with the ranks of this host
   // To every rank, this one too.
-  const std::vector<Link>& links() const { return links_; }
+  const std::vector<RankLink>& links() const { return links_; }
 
   // Gives each participant everybody's message, in the order of `participants` (ranks, this one among them,
-  // who all call this with the same list). Blocks until they have; throws a Failure when aborted.
+  // who all call this with the same list). Blocks until they have; throws a NcclFailure when aborted.
   std::vector<HostMessage> exchange(const HostMessage& message, const std::vector<int>& participants);
 
   // The way to all the others, or to one; a rehearsed fault may have cut it or slowed it down.
@@ -87,14 +87,14 @@ class Communicator {
 
  private:
   void stop(bool exchanges_too);
-  void wait_for_network();  // throws a Failure when aborted
+  void wait_for_network();  // throws a NcclFailure when aborted
 
   int rank_ = 0, ranks_ = 0;
   std::vector<int> job_ranks_;             // of the ranks; what faults call them
   std::unique_ptr<SharedSegment> shared_;  // with the ranks of this host
   std::unique_ptr<SharedSegment> mirror_;  // of the others, if there are any
   std::unique_ptr<Network> network_;       // which fills it
-  std::vector<Link> links_;
+  std::vector<RankLink> links_;
   std::atomic<bool> revoked_ = false, aborted_ = false;
   std::atomic<ncclResult_t> state_ = ncclInProgress;
 
@@ -114,7 +114,7 @@ class Communicator {
 // destroyed or aborted is refused.
 ncclComm_t add_handle(const std::shared_ptr<Communicator>& communicator);
 std::shared_ptr<Communicator> look_up(ncclComm_t handle);     // null if there is none
-std::shared_ptr<Communicator> find_any(ncclComm_t handle);    // throws a Failure instead
+std::shared_ptr<Communicator> find_any(ncclComm_t handle);    // throws a NcclFailure instead
 std::shared_ptr<Communicator> find_ready(ncclComm_t handle);  // and if it is still being made, or failed
 std::shared_ptr<Communicator> find_made(ncclComm_t handle);   // though it may have failed since it was made
 void remove_handle(ncclComm_t handle);

@@ -35,7 +35,7 @@ ncclResult_t run(Work work) {
 }
 
 ncclResult_t refuse(const char* function, const char* reason) {
-  return run([&] { throw Failure(ncclInvalidUsage, "softgpu has no ", function, ": ", reason); });
+  return run([&] { throw NcclFailure(ncclInvalidUsage, "softgpu has no ", function, ": ", reason); });
 }
 
 // NVIDIA's library calls some of its own functions by the linker, so that one that is preloaded before it
@@ -56,7 +56,7 @@ std::shared_ptr<Communicator> find_ready_by_the_linker(ncclComm_t handle) {
 
 template <class T>
 T& result_at(T* pointer) {
-  if (!pointer) throw Failure(ncclInvalidArgument, "The pointer to the result is null.");
+  if (!pointer) throw NcclFailure(ncclInvalidArgument, "The pointer to the result is null.");
   return *pointer;
 }
 
@@ -90,23 +90,23 @@ ncclResult_t call(ncclComm_t handle, cudaStream_t stream, Operation operation,
   return run([&] {
     const auto communicator = find_ready(handle);
     if (communicator->is_revoked() || communicator->finalized) {
-      throw Failure(ncclInvalidUsage,
-                    "This communicator is revoked or finalized: nothing can be launched on it.");
+      throw NcclFailure(ncclInvalidUsage,
+                        "This communicator is revoked or finalized: nothing can be launched on it.");
     }
     if (operation.type < 0 || operation.type >= ncclNumTypes) {
-      throw Failure(ncclInvalidArgument, "There is no data type ", static_cast<int>(operation.type), ".");
+      throw NcclFailure(ncclInvalidArgument, "There is no data type ", static_cast<int>(operation.type), ".");
     }
     if (reduces(operation.kind))
       operation.reduction = communicator->find_reduction(reduction, operation.type);
     if (operation.peer < 0 || operation.peer >= communicator->ranks()) {
-      throw Failure(ncclInvalidArgument, to_text(describe(operation, 0)), ": there is no rank ",
-                    operation.peer, " among ", communicator->ranks(), ".");
+      throw NcclFailure(ncclInvalidArgument, to_text(describe(operation, 0)), ": there is no rank ",
+                        operation.peer, " among ", communicator->ranks(), ".");
     }
     if (operation.count == 0 && !is_point_to_point(operation.kind)) return ncclSuccess;  // as NCCL
     const bool is_root = operation.peer == communicator->rank();
     if (operation.count != 0 && ((uses_send(operation, is_root) && !operation.send) ||
                                  (uses_receive(operation, is_root) && !operation.receive))) {
-      throw Failure(ncclInvalidArgument, to_text(describe(operation, 0)), ": a buffer is null.");
+      throw NcclFailure(ncclInvalidArgument, to_text(describe(operation, 0)), ": a buffer is null.");
     }
     operation.fault = fault_at(FaultPoint::collective);
     return submit(Call{communicator, stream, operation});
@@ -179,8 +179,8 @@ ncclResult_t ncclCommInitRankScalable(ncclComm_t* made, int ranks, int rank, int
                                       ncclConfig_t* config) {
   return run([&] {
     if (id_count < 1 || id_count > ranks) {
-      throw Failure(ncclInvalidArgument, "ncclCommInitRankScalable takes 1 unique id to one per rank, not ",
-                    id_count, ".");
+      throw NcclFailure(ncclInvalidArgument,
+                        "ncclCommInitRankScalable takes 1 unique id to one per rank, not ", id_count, ".");
     }
     return init_rank(made, ranks, std::vector(&result_at(ids), ids + id_count), rank, config);
   });
@@ -197,7 +197,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t* ma
 ncclResult_t ncclCommShrink(ncclComm_t parent, int* excluded, int excluded_count, ncclComm_t* made,
                             ncclConfig_t* config, int flags) {
   return run([&] {
-    if (excluded_count < 1) throw Failure(ncclInvalidArgument, "ncclCommShrink without ranks to exclude.");
+    if (excluded_count < 1)
+      throw NcclFailure(ncclInvalidArgument, "ncclCommShrink without ranks to exclude.");
     return shrink(parent, std::vector(&result_at(excluded), excluded + excluded_count), made, config, flags);
   });
 }
@@ -207,7 +208,7 @@ ncclResult_t ncclCommFinalize(ncclComm_t handle) {
   return run([&] {
     const auto communicator = find_ready(handle);
     if (communicator->is_revoked() || communicator->finalized.exchange(true)) {
-      throw Failure(ncclInvalidUsage, "This communicator is revoked, or finalized already.");
+      throw NcclFailure(ncclInvalidUsage, "This communicator is revoked, or finalized already.");
     }
     return submit(HostTask{.work = [=] { communicator->wait_for_launches(); },
                            .communicators = {communicator},
@@ -235,7 +236,7 @@ ncclResult_t ncclCommAbort(ncclComm_t handle) {
 ncclResult_t ncclCommRevoke(ncclComm_t handle, int flags) {
   return run([&] {
     if (flags != NCCL_REVOKE_DEFAULT)
-      throw Failure(ncclInvalidArgument, "ncclCommRevoke: unknown flags ", flags, ".");
+      throw NcclFailure(ncclInvalidArgument, "ncclCommRevoke: unknown flags ", flags, ".");
     find_made(handle)->revoke();
   });
 }
@@ -281,8 +282,8 @@ ncclResult_t ncclCommWindowDeregister(ncclComm_t handle, ncclWindow_t window) {
 ncclResult_t ncclMemAlloc(void** memory, size_t size) {
   return run([&] {
     if (cudaMalloc(&result_at(memory), size) != cudaSuccess) {
-      throw Failure(ncclUnhandledCudaError, "ncclMemAlloc: the device has no ", size,
-                    " bytes (cudaMalloc failed).");
+      throw NcclFailure(ncclUnhandledCudaError, "ncclMemAlloc: the device has no ", size,
+                        " bytes (cudaMalloc failed).");
     }
   });
 }
@@ -290,8 +291,8 @@ ncclResult_t ncclMemAlloc(void** memory, size_t size) {
 ncclResult_t ncclMemFree(void* memory) {
   return run([&] {
     if (cudaFree(memory) != cudaSuccess) {
-      throw Failure(ncclUnhandledCudaError, "ncclMemFree: ", memory,
-                    " is not memory of ncclMemAlloc (cudaFree failed).");
+      throw NcclFailure(ncclUnhandledCudaError, "ncclMemFree: ", memory,
+                        " is not memory of ncclMemAlloc (cudaFree failed).");
     }
   });
 }
@@ -301,7 +302,7 @@ ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t* made, void* scalar, ncclDataT
   return run([&] {
     const auto communicator = find_ready(handle);
     if (type < 0 || type >= ncclNumTypes)
-      throw Failure(ncclInvalidArgument, "There is no data type ", static_cast<int>(type), ".");
+      throw NcclFailure(ncclInvalidArgument, "There is no data type ", static_cast<int>(type), ".");
     const void* value = &result_at(static_cast<char*>(scalar));
     Reduction reduction{.operation = pre_multiplied_sum};
     if (residence == ncclScalarDevice) {

@@ -10,10 +10,10 @@
 
 namespace softgpu::nccl {
 
-class Failure : public std::exception {
+class NcclFailure : public std::exception {
  public:
   template <class... Parts>
-  explicit Failure(ncclResult_t code, const Parts&... parts) : code_(code) {
+  explicit NcclFailure(ncclResult_t code, const Parts&... parts) : code_(code) {
     std::ostringstream text;
     (text << ... << parts);
     text_ = text.str();
@@ -41,7 +41,7 @@ template <class Work>
 ncclResult_t report(Work work) {
   try {
     return work();
-  } catch (const Failure& failure) {
+  } catch (const NcclFailure& failure) {
     last_error() = failure.what();
     return failure.code();
   } catch (const std::exception& error) {  // out of memory, no more threads

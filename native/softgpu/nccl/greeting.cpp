@@ -18,7 +18,7 @@ namespace {
 constexpr size_t most_waiting = 256;
 
 struct Signed {
-  Greeting greeting;
+  RankGreeting greeting;
   Tag tag;
 };
 static_assert(std::has_unique_object_representations_v<Signed>);  // no gaps: all of it is signed
@@ -30,7 +30,7 @@ void wake_after(const FileDescriptor& socket, int bytes) {
 
 }  // namespace
 
-void greet(const FileDescriptor& socket, const Key& key, const Greeting& greeting,
+void greet(const FileDescriptor& socket, const Key& key, const RankGreeting& greeting,
            const std::atomic<bool>& aborted) {
   const Signed message{greeting, sign(key, &greeting, sizeof greeting)};
   send_all(socket, &message, sizeof message, aborted);
@@ -47,7 +47,7 @@ Reception::Guest Reception::next(const std::atomic<bool>* aborted) {
     for (const FileDescriptor& socket : waiting_) sockets.push_back({socket.get(), POLLIN, 0});
     poll(sockets.data(), sockets.size(), aborted ? abort_poll_milliseconds : -1);
     if (aborted && *aborted) {
-      throw Failure(ncclInternalError, "The communicator was aborted while it was being made.");
+      throw NcclFailure(ncclInternalError, "The communicator was aborted while it was being made.");
     }
     if (sockets[0].revents != 0) accept_one();
     for (size_t i = 1; i < sockets.size(); ++i) {
@@ -64,8 +64,8 @@ void Reception::accept_one() {
   FileDescriptor socket(accept4(listener_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (!socket) {
     if (errno == EINTR || errno == ECONNABORTED || errno == EAGAIN) return;
-    throw Failure(ncclSystemError, "No more ranks can join this communicator (accept: ", std::strerror(errno),
-                  ").");
+    throw NcclFailure(ncclSystemError,
+                      "No more ranks can join this communicator (accept: ", std::strerror(errno), ").");
   }
   wake_after(socket, sizeof(Signed));
   // Strangers who say nothing must not use up the descriptors.
@@ -73,11 +73,12 @@ void Reception::accept_one() {
   waiting_.push_back(std::move(socket));
 }
 
-bool Reception::is_welcome(const FileDescriptor& socket, Greeting& greeting) const {
+bool Reception::is_welcome(const FileDescriptor& socket, RankGreeting& greeting) const {
   Signed message;
   if (recv(socket.get(), &message, sizeof message, 0) != sizeof message) return false;
   if (!are_equal(message.tag, sign(key_, &message.greeting, sizeof message.greeting))) return false;
-  if (std::memcmp(message.greeting.protocol, Greeting{}.protocol, sizeof message.greeting.protocol) != 0) {
+  if (std::memcmp(message.greeting.protocol, RankGreeting{}.protocol, sizeof message.greeting.protocol) !=
+      0) {
     return false;
   }
   wake_after(socket, 1);

@@ -13,7 +13,7 @@ namespace softgpu::nccl {
 constexpr int maker_of_id = -1;  // as a rank
 
 // Plain data: it is sent as it lies in memory.
-struct Greeting {
+struct RankGreeting {
   char protocol[16] = "softgpu-nccl-1";
   int32_t from = 0, to = 0;  // ranks
   int32_t ranks = 0;         // of the communicator; 0: nobody will come
@@ -23,7 +23,7 @@ struct Greeting {
   char address[64] = {};  // where it listens for ranks of other hosts
 };
 
-void greet(const FileDescriptor& socket, const Key& key, const Greeting& greeting,
+void greet(const FileDescriptor& socket, const Key& key, const RankGreeting& greeting,
            const std::atomic<bool>& aborted);
 
 // Takes connections from those who know the secret. Strangers who connect can't hold up anybody.
@@ -35,15 +35,15 @@ class Reception {
 
   struct Guest {
     FileDescriptor socket;
-    Greeting greeting;
+    RankGreeting greeting;
   };
-  // The next of them. Throws a Failure: ncclInternalError once *aborted is true (null: never), or
+  // The next of them. Throws a NcclFailure: ncclInternalError once *aborted is true (null: never), or
   // ncclSystemError if no connection can be taken any more.
   Guest next(const std::atomic<bool>* aborted);
 
  private:
   void accept_one();
-  bool is_welcome(const FileDescriptor& socket, Greeting& greeting) const;
+  bool is_welcome(const FileDescriptor& socket, RankGreeting& greeting) const;
 
   FileDescriptor listener_;
   Key key_;

@@ -23,7 +23,7 @@ void run(const HostTask& task) {
   try {
     task.work();
     for (const auto& communicator : task.communicators) communicator->set_state(ncclSuccess);
-  } catch (const Failure& failure) {
+  } catch (const NcclFailure& failure) {
     for (const auto& communicator : task.communicators)
       communicator->set_state(failure.code(), failure.what());
     if (task.blocking && task.made) {
@@ -71,7 +71,7 @@ ncclResult_t run(std::vector<HostTask> tasks) {
   }
   for (std::thread& thread : threads) thread.join();
   for (const Outcome& outcome : outcomes) {
-    if (outcome.result != ncclSuccess) throw Failure(outcome.result, outcome.error);
+    if (outcome.result != ncclSuccess) throw NcclFailure(outcome.result, outcome.error);
   }
   return result;
 }
@@ -81,7 +81,7 @@ ncclResult_t run(std::vector<HostTask> tasks) {
 void start_group() { ++group.depth; }
 
 ncclResult_t end_group() {
-  if (group.depth == 0) throw Failure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart.");
+  if (group.depth == 0) throw NcclFailure(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart.");
   if (--group.depth > 0) return group.error;
   const Group ended = std::exchange(group, {});
   if (ended.error != ncclSuccess) return ended.error;

@@ -132,10 +132,11 @@ std::vector<std::vector<Call>> partition(const std::vector<Call>& calls) {
 void check_stream(const Call& call) {
   const CurrentDevice current(call.communicator->device);
   const int device = stream_device(call.stream);
-  if (device < 0) throw Failure(ncclInvalidArgument, "There is no such stream.");
+  if (device < 0) throw NcclFailure(ncclInvalidArgument, "There is no such stream.");
   if (device != call.communicator->device) {
-    throw Failure(ncclInvalidUsage, "The stream belongs to device ", device, ", the communicator to device ",
-                  call.communicator->device, ". Give each communicator a stream of its own device.");
+    throw NcclFailure(ncclInvalidUsage, "The stream belongs to device ", device,
+                      ", the communicator to device ", call.communicator->device,
+                      ". Give each communicator a stream of its own device.");
   }
 }
 
@@ -159,8 +160,8 @@ void enqueue_group(const std::vector<Call>& calls) {
     });
     if (error != cudaSuccess) {
       launch->cancel();
-      throw Failure(ncclUnhandledCudaError, "Device ", stream.device, " takes no more work (CUDA error ",
-                    static_cast<int>(error), ").");
+      throw NcclFailure(ncclUnhandledCudaError, "Device ", stream.device, " takes no more work (CUDA error ",
+                        static_cast<int>(error), ").");
     }
   }
 }

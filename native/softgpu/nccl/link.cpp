@@ -2,7 +2,7 @@
 
 namespace softgpu::nccl {
 
-Link::Link(SharedSegment& segment, int here, int there, Network* network)
+RankLink::RankLink(SharedSegment& segment, int here, int there, Network* network)
     : segment_(&segment),
       network_(network),
       here_(here),
@@ -11,13 +11,13 @@ Link::Link(SharedSegment& segment, int here, int there, Network* network)
       to_peer_(&segment.channel(here, there)),
       from_peer_(&segment.channel(there, here)) {}
 
-void Link::tell(const News& news) const {
+void RankLink::tell(const News& news) const {
   if (network_) return network_->send(there_, news);
   // What is in shared memory is there already: the other rank has but to look.
   (news.counter == News::Counter::host_rounds ? state_->host_bell : state_->device_bell).ring();
 }
 
-std::string Link::reason_of_end() const {
+std::string RankLink::reason_of_end() const {
   return "The connection from rank " + std::to_string(there_) + " has ended (" +
          network_->reason_of_end(there_) +
          "): its process has ended, or it has aborted or destroyed this communicator.";

@@ -14,11 +14,11 @@
 
 namespace softgpu::nccl {
 
-class Link {
+class RankLink {
  public:
   // The segment is where this process sees the other rank: shared with it, or filled by the network (null if
   // the other rank is on this host).
-  Link(SharedSegment& segment, int here, int there, Network* network);
+  RankLink(SharedSegment& segment, int here, int there, Network* network);
 
   int peer() const { return there_; }
 

@@ -45,12 +45,13 @@ FileDescriptor receive_file(const FileDescriptor& socket, const std::atomic<bool
   wait_for(socket, POLLIN, aborted);
   FileMessage message;
   if (recvmsg(socket.get(), &message.header, MSG_CMSG_CLOEXEC) != 1) {
-    throw Failure(ncclRemoteError,
-                  "The first rank of this host ended while the communicator was being made.");
+    throw NcclFailure(ncclRemoteError,
+                      "The first rank of this host ended while the communicator was being made.");
   }
   const cmsghdr* header = CMSG_FIRSTHDR(&message.header);
   if (!header || header->cmsg_type != SCM_RIGHTS) {
-    throw Failure(ncclSystemError, "This process has no file descriptor left for a communicator's memory.");
+    throw NcclFailure(ncclSystemError,
+                      "This process has no file descriptor left for a communicator's memory.");
   }
   int file;
   std::memcpy(&file, CMSG_DATA(header), sizeof file);
@@ -68,7 +69,7 @@ FileDescriptor LocalMemory::share(int others, int ranks, const std::atomic<bool>
   return memory;
 }
 
-FileDescriptor LocalMemory::fetch(const Key& name, Greeting greeting,
+FileDescriptor LocalMemory::fetch(const Key& name, RankGreeting greeting,
                                   const std::atomic<bool>& aborted) const {
   const FileDescriptor socket = connect_to(socket_named(name), aborted);
   greet(socket, key_, greeting, aborted);

@@ -19,7 +19,7 @@ class LocalMemory {
   // The first rank's: memory for a communicator of `ranks`, which it hands to so many others.
   FileDescriptor share(int others, int ranks, const std::atomic<bool>& aborted);
   // The others': from the first one, whose socket has this name.
-  FileDescriptor fetch(const Key& name, Greeting greeting, const std::atomic<bool>& aborted) const;
+  FileDescriptor fetch(const Key& name, RankGreeting greeting, const std::atomic<bool>& aborted) const;
 
  private:
   Key name_, key_;

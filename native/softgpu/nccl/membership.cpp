@@ -20,27 +20,28 @@ constexpr unsigned config_magic = 0xcafebeef;
 bool is_blocking(const ncclConfig_t* config, bool inherited) {
   if (!config) return inherited;
   if (config->magic != config_magic || config->size < offsetof(ncclConfig_t, blocking) + sizeof(int)) {
-    throw Failure(ncclInvalidArgument,
-                  "The ncclConfig_t is not initialized: start from NCCL_CONFIG_INITIALIZER.");
+    throw NcclFailure(ncclInvalidArgument,
+                      "The ncclConfig_t is not initialized: start from NCCL_CONFIG_INITIALIZER.");
   }
   if (config->blocking == NCCL_CONFIG_UNDEF_INT) return inherited;
   if (config->blocking != 0 && config->blocking != 1) {
-    throw Failure(ncclInvalidArgument, "ncclConfig_t: blocking is ", config->blocking, ", must be 0 or 1.");
+    throw NcclFailure(ncclInvalidArgument, "ncclConfig_t: blocking is ", config->blocking,
+                      ", must be 0 or 1.");
   }
   return config->blocking == 1;
 }
 
 void check_rank(int rank, int ranks) {
   if (ranks < 1 || ranks > max_ranks) {
-    throw Failure(ncclInvalidArgument, "A communicator has 1 to ", max_ranks, " ranks, not ", ranks, ".");
+    throw NcclFailure(ncclInvalidArgument, "A communicator has 1 to ", max_ranks, " ranks, not ", ranks, ".");
   }
   if (rank < 0 || rank >= ranks) {
-    throw Failure(ncclInvalidArgument, "Rank ", rank, " is not one of 0 to ", ranks - 1, ".");
+    throw NcclFailure(ncclInvalidArgument, "Rank ", rank, " is not one of 0 to ", ranks - 1, ".");
   }
 }
 
 void check_pointer(const void* pointer, const char* name) {
-  if (!pointer) throw Failure(ncclInvalidArgument, name, " is null.");
+  if (!pointer) throw NcclFailure(ncclInvalidArgument, name, " is null.");
 }
 
 // Another thread of the application may look for the handle while this one waits for the ranks: to abort it.
@@ -99,7 +100,7 @@ ncclResult_t init_rank(ncclComm_t* made, int ranks, const std::vector<ncclUnique
   check_pointer(made, "The communicator to make");
   publish(made, nullptr);
   check_rank(rank, ranks);
-  if (ids.empty()) throw Failure(ncclInvalidArgument, "No unique id is given.");
+  if (ids.empty()) throw NcclFailure(ncclInvalidArgument, "No unique id is given.");
   return make(made, is_blocking(config, true), current_device(), [=](Communicator& communicator) {
     // One listener does for all ranks of a host.
     if (rank == 0) std::for_each(ids.begin() + 1, ids.end(), dismiss);
@@ -111,15 +112,15 @@ ncclResult_t init_all(ncclComm_t* made, int devices, const int* device_list) {
   check_pointer(made, "The array of communicators to make");
   int available = 0;
   if (cudaGetDeviceCount(&available) != cudaSuccess || devices < 1 || devices > available) {
-    throw Failure(ncclInvalidArgument, "ncclCommInitAll for ", devices, " devices: there are ", available,
-                  ".");
+    throw NcclFailure(ncclInvalidArgument, "ncclCommInitAll for ", devices, " devices: there are ", available,
+                      ".");
   }
   std::vector<int> list;
   for (int i = 0; i < devices; ++i) {
     const int device = device_list ? device_list[i] : i;
     if (device < 0 || device >= available || std::find(list.begin(), list.end(), device) != list.end()) {
-      throw Failure(ncclInvalidUsage, "ncclCommInitAll: device ", device,
-                    " does not exist or is given twice.");
+      throw NcclFailure(ncclInvalidUsage, "ncclCommInitAll: device ", device,
+                        " does not exist or is given twice.");
     }
     list.push_back(device);
   }
@@ -138,8 +139,8 @@ ncclResult_t split(ncclComm_t parent_handle, int color, int key, ncclComm_t* mad
   publish(made, nullptr);
   const auto parent = find_ready(parent_handle);
   if (color < 0 && color != NCCL_SPLIT_NOCOLOR) {
-    throw Failure(ncclInvalidArgument, "ncclCommSplit: color ", color,
-                  " is negative and not NCCL_SPLIT_NOCOLOR.");
+    throw NcclFailure(ncclInvalidArgument, "ncclCommSplit: color ", color,
+                      " is negative and not NCCL_SPLIT_NOCOLOR.");
   }
   const bool blocking = is_blocking(config, parent->blocking);
   if (color == NCCL_SPLIT_NOCOLOR) {
@@ -165,18 +166,18 @@ ncclResult_t shrink(ncclComm_t parent_handle, const std::vector<int>& excluded, 
   // After an error too: that is what it is for.
   const auto parent = flags == NCCL_SHRINK_ABORT ? find_made(parent_handle) : find_ready(parent_handle);
   if (flags != NCCL_SHRINK_DEFAULT && flags != NCCL_SHRINK_ABORT) {
-    throw Failure(ncclInvalidArgument, "ncclCommShrink: unknown flags ", flags, ".");
+    throw NcclFailure(ncclInvalidArgument, "ncclCommShrink: unknown flags ", flags, ".");
   }
   std::vector<int> staying = all_ranks(*parent);
   for (const int rank : excluded) {
     if (std::erase(staying, rank) == 0) {
-      throw Failure(ncclInvalidArgument, "ncclCommShrink: rank ", rank,
-                    " is not in the communicator, or is given twice.");
+      throw NcclFailure(ncclInvalidArgument, "ncclCommShrink: rank ", rank,
+                        " is not in the communicator, or is given twice.");
     }
   }
   if (std::find(staying.begin(), staying.end(), parent->rank()) == staying.end()) {
-    throw Failure(ncclInvalidArgument, "ncclCommShrink: rank ", parent->rank(),
-                  " excludes itself. Only the ranks that stay may call it.");
+    throw NcclFailure(ncclInvalidArgument, "ncclCommShrink: rank ", parent->rank(),
+                      " excludes itself. Only the ranks that stay may call it.");
   }
   if (flags == NCCL_SHRINK_ABORT) parent->revoke();
   return make(

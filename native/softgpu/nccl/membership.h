@@ -6,7 +6,8 @@
 
 namespace softgpu::nccl {
 
-// The functions of the same names in nccl.h. They throw a Failure, or return ncclSuccess or ncclInProgress.
+// The functions of the same names in nccl.h. They throw a NcclFailure, or return ncclSuccess or
+// ncclInProgress.
 ncclResult_t init_rank(ncclComm_t* made, int ranks, const std::vector<ncclUniqueId>& ids, int rank,
                        const ncclConfig_t* config);
 ncclResult_t init_all(ncclComm_t* made, int devices, const int* device_list);

@@ -45,7 +45,8 @@ bool fits(const News& news) {
 
 Network::Network(int rank, SharedSegment& local, SharedSegment& mirror, std::vector<RemotePeer> peers)
     : rank_(rank), local_(local), mirror_(mirror), wake_(eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
-  if (!wake_) throw Failure(ncclSystemError, "No eventfd for NCCL's network (", std::strerror(errno), ").");
+  if (!wake_)
+    throw NcclFailure(ncclSystemError, "No eventfd for NCCL's network (", std::strerror(errno), ").");
   for (RemotePeer& peer : peers) peers_[peer.rank] = std::make_unique<Peer>(std::move(peer));
   thread_ = start_thread([this] { run(); });
 }

@@ -41,7 +41,7 @@ bool Transfer::step() {
   return true;
 }
 
-const Link* Transfer::lost_peer() const {
+const RankLink* Transfer::lost_peer() const {
   if (!link_.has_ended()) return nullptr;  // before the last look at what it told
   return (sends_ ? may_send() : may_receive()) ? nullptr : &link_;
 }

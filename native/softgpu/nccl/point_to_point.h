@@ -16,7 +16,7 @@ class Transfer {
   bool finished() const { return moved_ == chunks_; }
 
   // Of another host, if its connection has ended and this waits for it; else null.
-  const Link* lost_peer() const;
+  const RankLink* lost_peer() const;
 
  private:
   bool may_send() const;
@@ -25,7 +25,7 @@ class Transfer {
   SharedSegment& shared_;
   const int rank_, peer_;
   const bool sends_;
-  const Link& link_;
+  const RankLink& link_;
   Channel& channel_;
   const Descriptor descriptor_;
   std::byte* const data_;

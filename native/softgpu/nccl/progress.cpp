@@ -26,7 +26,7 @@ class Queue {
     if (works_.front().finished()) works_.pop_front();
     return true;
   }
-  const Link* lost_peer() const { return works_.empty() ? nullptr : works_.front().lost_peer(); }
+  const RankLink* lost_peer() const { return works_.empty() ? nullptr : works_.front().lost_peer(); }
 
  private:
   std::deque<Work> works_;
@@ -45,7 +45,7 @@ bool step_over(Now disturbance, Queue<Work>& queue, const Communicator& communic
 }
 
 // The launch does not end by it, only by ncclCommAbort, as with NCCL.
-void fail_without(const Link& lost, Communicator& communicator) {
+void fail_without(const RankLink& lost, Communicator& communicator) {
   if (communicator.state() == ncclRemoteError) return;
   set_asynchronous_error(lost.reason_of_end());
   communicator.set_state(ncclRemoteError, lost.reason_of_end());
@@ -78,7 +78,7 @@ void run_operations(Communicator& communicator, const std::vector<Operation>& op
     }
     std::erase_if(transfers, [](const auto& entry) { return entry.second.empty(); });
     if (moved) continue;
-    const Link* lost = collectives.lost_peer();
+    const RankLink* lost = collectives.lost_peer();
     for (const auto& [key, queue] : transfers) {
       if (!lost) lost = queue.lost_peer();
     }

@@ -43,8 +43,8 @@ struct State {
 Key random_key() {
   Key key;
   if (getrandom(key.data(), key.size(), 0) != static_cast<ssize_t>(key.size())) {
-    throw Failure(ncclSystemError, "No random secret for a unique id (getrandom: ", std::strerror(errno),
-                  ").");
+    throw NcclFailure(ncclSystemError, "No random secret for a unique id (getrandom: ", std::strerror(errno),
+                      ").");
   }
   return key;
 }

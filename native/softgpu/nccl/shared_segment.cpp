@@ -32,8 +32,8 @@ FileDescriptor SharedSegment::create(int ranks) {
   FileDescriptor file(memfd_create("softgpu-nccl", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!file || ftruncate(file.get(), static_cast<off_t>(Layout(ranks).bytes)) != 0 ||
       fcntl(file.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    throw Failure(ncclSystemError, "No shared memory for a communicator of ", ranks,
-                  " ranks (memfd_create: ", std::strerror(errno), ").");
+    throw NcclFailure(ncclSystemError, "No shared memory for a communicator of ", ranks,
+                      " ranks (memfd_create: ", std::strerror(errno), ").");
   }
   return file;
 }
@@ -47,8 +47,8 @@ SharedSegment::SharedSegment(int flags, int file, int ranks) : ranks_(ranks) {
   const Layout layout(ranks);
   void* memory = mmap(nullptr, layout.bytes, PROT_READ | PROT_WRITE, flags | MAP_NORESERVE, file, 0);
   if (memory == MAP_FAILED) {
-    throw Failure(ncclSystemError, "Cannot map the ", layout.bytes, " bytes that a communicator of ", ranks,
-                  " ranks shares (mmap: ", std::strerror(errno), ").");
+    throw NcclFailure(ncclSystemError, "Cannot map the ", layout.bytes, " bytes that a communicator of ",
+                      ranks, " ranks shares (mmap: ", std::strerror(errno), ").");
   }
   memory_ = static_cast<std::byte*>(memory);
   mismatch_reported_ = reinterpret_cast<std::atomic<bool>*>(memory_);

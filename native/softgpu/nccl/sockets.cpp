@@ -77,7 +77,7 @@ Address address_of_interface(const ifaddrs& interface) {
 }
 
 [[noreturn]] void throw_aborted() {
-  throw Failure(ncclInternalError, "The communicator was aborted while it was being made.");
+  throw NcclFailure(ncclInternalError, "The communicator was aborted while it was being made.");
 }
 
 }  // namespace
@@ -114,7 +114,7 @@ Address address_from(const std::string& text) {
       if (inet_pton(AF_INET6, name.c_str(), &six.sin6_addr) == 1) return address_from(six);
     }
   }
-  throw Failure(ncclInvalidArgument, "'", text, "' is not an address with a port.");
+  throw NcclFailure(ncclInvalidArgument, "'", text, "' is not an address with a port.");
 }
 
 Address abstract_address(const std::string& name) {
@@ -132,8 +132,8 @@ Address own_address() {
   const Choice choice(names.empty() ? "^" : names);
   ifaddrs* first = nullptr;
   if (getifaddrs(&first) != 0) {
-    throw Failure(ncclSystemError, "Cannot list the network interfaces (getifaddrs: ", std::strerror(errno),
-                  ").");
+    throw NcclFailure(ncclSystemError,
+                      "Cannot list the network interfaces (getifaddrs: ", std::strerror(errno), ").");
   }
   const std::unique_ptr<ifaddrs, void (*)(ifaddrs*)> all(first, freeifaddrs);
   Address best;
@@ -149,9 +149,9 @@ Address own_address() {
     }
   }
   if (best.length == 0) {
-    throw Failure(ncclInvalidUsage, "No network interface that is up and has an address",
-                  names.empty() ? "" : " fits NCCL_SOCKET_IFNAME=", names,
-                  ". NCCL's processes find each other through one, if only through lo.");
+    throw NcclFailure(ncclInvalidUsage, "No network interface that is up and has an address",
+                      names.empty() ? "" : " fits NCCL_SOCKET_IFNAME=", names,
+                      ". NCCL's processes find each other through one, if only through lo.");
   }
   return best;
 }
@@ -160,8 +160,8 @@ FileDescriptor listen_at(const Address& address) {
   FileDescriptor listener(socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!listener || bind(listener.get(), address.get(), address.length) != 0 ||
       listen(listener.get(), SOMAXCONN) != 0) {
-    throw Failure(ncclSystemError, "Cannot listen at ", to_text(address),
-                  " for the ranks of a new communicator (", std::strerror(errno), ").");
+    throw NcclFailure(ncclSystemError, "Cannot listen at ", to_text(address),
+                      " for the ranks of a new communicator (", std::strerror(errno), ").");
   }
   return listener;
 }
@@ -183,11 +183,12 @@ void wait_for(const FileDescriptor& socket, short events, const std::atomic<bool
 
 FileDescriptor connect_to(const Address& address, const std::atomic<bool>& aborted) {
   FileDescriptor socket(::socket(address.storage.ss_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!socket) throw Failure(ncclSystemError, "No socket for NCCL (", std::strerror(errno), ").");
+  if (!socket) throw NcclFailure(ncclSystemError, "No socket for NCCL (", std::strerror(errno), ").");
   const auto refuse = [&](int error) {
-    throw Failure(ncclRemoteError, "Nobody listens for ranks with this unique id at ", to_text(address), " (",
-                  std::strerror(error),
-                  "): the process there has ended, all ranks have come already, or no network leads there.");
+    throw NcclFailure(
+        ncclRemoteError, "Nobody listens for ranks with this unique id at ", to_text(address), " (",
+        std::strerror(error),
+        "): the process there has ended, all ranks have come already, or no network leads there.");
   };
   while (connect(socket.get(), address.get(), address.length) != 0) {
     if (errno == EAGAIN) {  // a Unix socket whose queue is full
@@ -222,8 +223,8 @@ void send_all(const FileDescriptor& socket, const void* data, size_t bytes,
     } else if (errno == EAGAIN) {
       wait_for(socket, POLLOUT, aborted);
     } else if (errno != EINTR) {
-      throw Failure(ncclRemoteError, "A process of this communicator ended while it was being made (",
-                    std::strerror(errno), ").");
+      throw NcclFailure(ncclRemoteError, "A process of this communicator ended while it was being made (",
+                        std::strerror(errno), ").");
     }
   }
 }
@@ -238,8 +239,8 @@ void receive_all(const FileDescriptor& socket, void* data, size_t bytes, const s
     } else if (received < 0 && errno == EAGAIN) {
       wait_for(socket, POLLIN, aborted);
     } else if (received == 0 || errno != EINTR) {
-      throw Failure(ncclRemoteError, "A process of this communicator ended while it was being made (",
-                    received == 0 ? "connection closed" : std::strerror(errno), ").");
+      throw NcclFailure(ncclRemoteError, "A process of this communicator ended while it was being made (",
+                        received == 0 ? "connection closed" : std::strerror(errno), ").");
     }
   }
 }

@@ -22,7 +22,7 @@ struct Address {
 
 // Such as 10.0.0.1:4242 or [fd00::1]:4242.
 std::string to_text(const Address& address);
-Address address_from(const std::string& text);  // throws a Failure if this is none
+Address address_from(const std::string& text);  // throws a NcclFailure if this is none
 
 // A name without a file, on this host only.
 Address abstract_address(const std::string& name);
@@ -35,8 +35,8 @@ Address own_address();
 FileDescriptor listen_at(const Address& address);
 Address address_of(const FileDescriptor& listener);
 
-// These wait until it is done, and throw a Failure: ncclRemoteError if the other side is not there or ends
-// it, ncclInternalError once `aborted` is true.
+// These wait until it is done, and throw a NcclFailure: ncclRemoteError if the other side is not there or
+// ends it, ncclInternalError once `aborted` is true.
 FileDescriptor connect_to(const Address& address, const std::atomic<bool>& aborted);
 void send_all(const FileDescriptor& socket, const void* data, size_t bytes, const std::atomic<bool>& aborted);
 void receive_all(const FileDescriptor& socket, void* data, size_t bytes, const std::atomic<bool>& aborted);

@@ -22,7 +22,7 @@ struct Area {
 
 enum class Place { device, pinned, pageable };
 
-// Where the rows lie. Throws Failure if they start in device memory and leave the allocation.
+// Where the rows lie. Throws CudaFailure if they start in device memory and leave the allocation.
 Place place_of(const Rows& rows, const Area& area) {
   const std::size_t bytes = area.span(rows.pitch);
   if (Device* device = device_of(rows.begin)) {

@@ -104,7 +104,7 @@ std::vector<Point> Device::ends_before(Stream& stream) {
   return points;
 }
 
-void Device::fail(const Failure& failure) {
+void Device::fail(const CudaFailure& failure) {
   {
     std::lock_guard lock(failing_);
     if (failed()) return;
@@ -135,7 +135,7 @@ Machine& machine() {
   static Machine* const the_machine = [] {
     try {
       return new Machine;
-    } catch (const Failure& failure) {
+    } catch (const CudaFailure& failure) {
       std::fprintf(stderr, "softgpu: %s\n", failure.text.c_str());
       throw;
     }
@@ -147,10 +147,10 @@ Device& find_device(int index) {
   const auto& devices = machine().devices;
   require(!devices.empty(), cudaErrorNoDevice, "SOFTGPU_DEVICES and CUDA_VISIBLE_DEVICES leave no device");
   if (index < 0 || static_cast<std::size_t>(index) >= devices.size()) {
-    throw Failure{cudaErrorInvalidDevice,
-                  "device " + std::to_string(index) + " of " + std::to_string(devices.size()) +
-                      " devices: set SOFTGPU_DEVICES to as many as the program uses, and "
-                      "CUDA_VISIBLE_DEVICES to no fewer"};
+    throw CudaFailure{cudaErrorInvalidDevice,
+                      "device " + std::to_string(index) + " of " + std::to_string(devices.size()) +
+                          " devices: set SOFTGPU_DEVICES to as many as the program uses, and "
+                          "CUDA_VISIBLE_DEVICES to no fewer"};
   }
   return *devices[static_cast<std::size_t>(index)];
 }
@@ -159,9 +159,9 @@ Device& find_device_number(int number) {
   for (const auto& device : machine().devices) {
     if (device->number == number) return *device;
   }
-  throw Failure{cudaErrorInvalidDevice, "it lies on device " + std::to_string(number) +
-                                            " of the machine, which this process does not see "
-                                            "(CUDA_VISIBLE_DEVICES, SOFTGPU_DEVICES)"};
+  throw CudaFailure{cudaErrorInvalidDevice, "it lies on device " + std::to_string(number) +
+                                                " of the machine, which this process does not see "
+                                                "(CUDA_VISIBLE_DEVICES, SOFTGPU_DEVICES)"};
 }
 
 void report_illegal_accesses() {

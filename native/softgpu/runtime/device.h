@@ -40,7 +40,7 @@ class Device {
   std::vector<Point> ends_before(Stream& stream);
 
   // The sticky error: the first failure stays, and every later call fails with it.
-  void fail(const Failure& failure);
+  void fail(const CudaFailure& failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   void check() const;  // throws it
 
@@ -55,21 +55,21 @@ class Device {
 
   std::atomic<bool> failed_{false};
   std::mutex failing_;
-  Failure failure_{cudaSuccess, ""};
+  CudaFailure failure_{cudaSuccess, ""};
 };
 
 // The machine: made at the first call that needs a device, and never destroyed, because stream threads
 // outlive main().
 struct Machine {
   Machine();
-  const Settings settings;
+  const MachineSettings settings;
   const AddressSpace addresses;
   std::vector<std::unique_ptr<Device>> devices;
 };
 
 Machine& machine();
 
-Device& find_device(int index);          // throws Failure (invalid device)
+Device& find_device(int index);          // throws CudaFailure (invalid device)
 Device& find_device_number(int number);  // the same by its number on the machine, which other processes use
 // Fails the devices whose memory was used where none is allocated.
 void report_illegal_accesses();

@@ -243,7 +243,7 @@ cudaError_t cudaDeviceGetByPCIBusId(int* device, const char* text) {
         return cudaSuccess;
       }
     }
-    throw Failure{cudaErrorInvalidDevice, "no visible device has this PCI bus id"};
+    throw CudaFailure{cudaErrorInvalidDevice, "no visible device has this PCI bus id"};
   });
 }
 
@@ -274,7 +274,7 @@ cudaError_t set_peer_access(int peer, bool enable) {
 
 cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
   if (flags != 0) {
-    return call([]() -> cudaError_t { throw Failure{cudaErrorInvalidValue, "flags must be 0"}; });
+    return call([]() -> cudaError_t { throw CudaFailure{cudaErrorInvalidValue, "flags must be 0"}; });
   }
   return set_peer_access(peer, true);
 }

@@ -29,7 +29,7 @@ char* reserve(std::size_t bytes) {
   void* begin = mmap(reinterpret_cast<void*>(wanted_begin), bytes, PROT_NONE,
                      MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (begin == MAP_FAILED) {
-    throw Failure{
+    throw CudaFailure{
         cudaErrorMemoryAllocation,
         "can't reserve " + std::to_string(bytes >> 20) +
             " MiB of addresses for the devices; raise the limit (ulimit -v) or set SOFTGPU_MEMORY or "
@@ -78,14 +78,14 @@ void* DeviceMemory::allocate(std::size_t bytes) {
   std::lock_guard lock(mutex_);
   const auto offset = ranges_.allocate(bytes);
   if (!offset) {
-    throw Failure{cudaErrorMemoryAllocation, std::to_string(bytes) + " bytes asked for, " +
-                                                 std::to_string(ranges_.capacity() - ranges_.used()) +
-                                                 " of " + std::to_string(ranges_.capacity()) + " free"};
+    throw CudaFailure{cudaErrorMemoryAllocation, std::to_string(bytes) + " bytes asked for, " +
+                                                     std::to_string(ranges_.capacity() - ranges_.used()) +
+                                                     " of " + std::to_string(ranges_.capacity()) + " free"};
   }
   const std::size_t length = ranges_.blocks().at(*offset).length;
   try {
-    const std::uint64_t place = SharedFile::get().reserve(length);
-    SharedFile::get().map(place, length, shadow(begin_ + *offset));
+    const std::uint64_t place = PublishedFile::get().reserve(length);
+    PublishedFile::get().map(place, length, shadow(begin_ + *offset));
     places_[*offset] = place;
   } catch (...) {
     ranges_.release(*offset);
@@ -98,7 +98,7 @@ void DeviceMemory::release(std::size_t offset) {
   const std::size_t bytes = *ranges_.release(offset);
   make_inaccessible(shadow(begin_ + offset), bytes);
   foreign_.erase(offset);
-  if (const auto own = places_.extract(offset)) SharedFile::get().give_back(own.mapped(), bytes);
+  if (const auto own = places_.extract(offset)) PublishedFile::get().give_back(own.mapped(), bytes);
 }
 
 void DeviceMemory::free(void* pointer) {
@@ -113,17 +113,17 @@ void DeviceMemory::free_all() {
   while (!ranges_.blocks().empty()) release(ranges_.blocks().begin()->first);
 }
 
-Piece DeviceMemory::publish(const void* pointer, int device) const {
+SharedPiece DeviceMemory::publish(const void* pointer, int device) const {
   std::lock_guard lock(mutex_);
   const auto block = ranges_.block_at(offset_of(pointer));
   require(block.has_value(), cudaErrorInvalidValue, "the pointer is in no allocation");
   require(places_.contains(*block), cudaErrorInvalidValue,
           "memory that another process shares can only be shared on by that process");
-  return SharedFile::get().publish(Piece::Kind::memory, device, places_.at(*block),
-                                   ranges_.blocks().at(*block).length);
+  return PublishedFile::get().publish(SharedPiece::Kind::memory, device, places_.at(*block),
+                                      ranges_.blocks().at(*block).length);
 }
 
-void* DeviceMemory::open(const Piece& piece) {
+void* DeviceMemory::open(const SharedPiece& piece) {
   std::lock_guard lock(mutex_);
   for (auto& [offset, foreign] : foreign_) {
     if (foreign.piece.inode != piece.inode || foreign.piece.place != piece.place) continue;

@@ -6,15 +6,15 @@
 #include <map>
 #include <mutex>
 
+#include "softgpu/runtime/published_file.h"
 #include "softgpu/runtime/range_allocator.h"
-#include "softgpu/runtime/shared_file.h"
 
 namespace softgpu {
 
 // One reservation for all devices, so that one comparison tells a device pointer from a host pointer.
 class AddressSpace {
  public:
-  // Throws Failure if the process may not have so many addresses.
+  // Throws CudaFailure if the process may not have so many addresses.
   AddressSpace(std::size_t devices, std::size_t memory);
 
   char* device_begin(std::size_t device) const { return begin_ + device * span_; }
@@ -36,17 +36,17 @@ class DeviceMemory {
   DeviceMemory(char* begin, std::size_t span, std::size_t capacity)
       : begin_(begin), ranges_(span, capacity) {}
 
-  // Throws Failure (out of memory). Zero bytes are a null pointer.
+  // Throws CudaFailure (out of memory). Zero bytes are a null pointer.
   void* allocate(std::size_t bytes);
-  // Gives the pages back. Throws Failure if no allocation starts there.
+  // Gives the pages back. Throws CudaFailure if no allocation starts there.
   void free(void* pointer);
   void free_all();
 
   // Memory between processes: the allocation that holds the pointer, for others to map; and theirs, mapped
   // here as device memory that is not this process's to free. What is opened again is the same memory, to be
-  // closed as often. Throw Failure.
-  Piece publish(const void* pointer, int device) const;
-  void* open(const Piece& piece);
+  // closed as often. Throw CudaFailure.
+  SharedPiece publish(const void* pointer, int device) const;
+  void* open(const SharedPiece& piece);
   void close(void* pointer);
 
   // Whether all of these bytes lie in one allocation.
@@ -57,7 +57,7 @@ class DeviceMemory {
 
  private:
   struct Foreign {
-    Piece piece;
+    SharedPiece piece;
     int opened;  // times
   };
 

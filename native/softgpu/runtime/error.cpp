@@ -46,7 +46,7 @@ const char* known_text(cudaError_t error) {
 
 }  // namespace
 
-cudaError_t remember(const Failure& failure) noexcept {
+cudaError_t remember(const CudaFailure& failure) noexcept {
   ThreadErrors& errors = thread_errors();
   errors.last = failure.error;
   if (!failure.text.empty()) {
@@ -60,7 +60,7 @@ cudaError_t remember(const Failure& failure) noexcept {
 }
 
 void require(bool condition, cudaError_t error, const char* text) {
-  if (!condition) throw Failure{error, text};
+  if (!condition) throw CudaFailure{error, text};
 }
 
 void require_place(const void* place) {
@@ -103,6 +103,6 @@ const char* advice(std::string_view function) {
 // The result of every function of CUDA's that softgpu does not have (refused_calls.cmake).
 extern "C" int softgpu_refuse(const char* function) {
   return call([function]() -> cudaError_t {
-    throw Failure{cudaErrorNotSupported, std::string("softgpu has no ") + function + advice(function)};
+    throw CudaFailure{cudaErrorNotSupported, std::string("softgpu has no ") + function + advice(function)};
   });
 }

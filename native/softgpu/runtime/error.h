@@ -1,4 +1,4 @@
-// How softgpu's functions fail: inside by throwing Failure, outside by an error code that the thread
+// How softgpu's functions fail: inside by throwing CudaFailure, outside by an error code that the thread
 // remembers.
 #pragma once
 #include <new>
@@ -10,13 +10,13 @@
 namespace softgpu {
 
 // text adds to CUDA's own words what happened here: a sentence, or empty.
-struct Failure {
+struct CudaFailure {
   cudaError_t error;
   std::string text;
 };
 
 // Makes the failure the thread's last error, with its text for cudaGetErrorString.
-cudaError_t remember(const Failure& failure) noexcept;
+cudaError_t remember(const CudaFailure& failure) noexcept;
 
 // Fails if the process can't use the device (any more): after fork, or while it exits.
 void check_process();
@@ -29,7 +29,7 @@ cudaError_t call(Body body) noexcept {
     check_process();
     const cudaError_t error = body();
     return error == cudaSuccess ? error : remember({error, ""});
-  } catch (const Failure& failure) {
+  } catch (const CudaFailure& failure) {
     return remember(failure);
   } catch (const std::bad_alloc&) {
     return remember({cudaErrorMemoryAllocation, "the host is out of memory"});

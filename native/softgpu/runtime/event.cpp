@@ -179,7 +179,7 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
   });
 }
 
-static_assert(sizeof(Piece) <= sizeof(cudaIpcEventHandle_t));
+static_assert(sizeof(SharedPiece) <= sizeof(cudaIpcEventHandle_t));
 
 cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t event_handle) {
   return call([&] {
@@ -187,7 +187,7 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t even
     const auto event = find_event(event_handle);
     require(event->shared != nullptr, cudaErrorInvalidResourceHandle,
             "the event was made without cudaEventInterprocess");
-    const Piece piece = event->shared->publish(event->device.number);
+    const SharedPiece piece = event->shared->publish(event->device.number);
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &piece, sizeof piece);
     return cudaSuccess;
@@ -197,9 +197,9 @@ cudaError_t cudaIpcGetEventHandle(cudaIpcEventHandle_t* handle, cudaEvent_t even
 cudaError_t cudaIpcOpenEventHandle(cudaEvent_t* event, cudaIpcEventHandle_t handle) {
   return device_call([&](Device&) {
     require(event != nullptr, cudaErrorInvalidValue, "no place to put the event's handle");
-    Piece piece;
+    SharedPiece piece;
     std::memcpy(&piece, &handle, sizeof piece);
-    require_foreign(piece, Piece::Kind::event);
+    require_foreign(piece, SharedPiece::Kind::event);
     Device& device = find_device_number(piece.device);
     *event =
         handles().add(std::make_shared<Event>(device, cudaEventDisableTiming, SharedRecordings::open(piece)));

@@ -42,7 +42,7 @@ class Descriptor {
 int folder = -1;
 
 [[noreturn]] void refuse(const std::string& path, const std::string& problem) {
-  throw Failure{cudaErrorNoDevice, "SOFTGPU_CONTROL names " + path + ", and " + problem};
+  throw CudaFailure{cudaErrorNoDevice, "SOFTGPU_CONTROL names " + path + ", and " + problem};
 }
 
 std::string system_says(const char* what) { return std::string(what) + ": " + std::strerror(errno); }

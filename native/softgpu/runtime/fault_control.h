@@ -4,7 +4,7 @@
 namespace softgpu {
 
 // Listens at SOFTGPU_CONTROL/<process id>, if that variable is set. The folder is made if it is not there,
-// and must be its owner's alone. Throws Failure.
+// and must be its owner's alone. Throws CudaFailure.
 void open_fault_control();
 
 // Removes the socket's name; called when the process exits.

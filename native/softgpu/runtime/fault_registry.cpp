@@ -157,7 +157,8 @@ void arm_faults_of_environment() {
       const Fault fault = parse_fault(text);
       if (!fault.rank || fault.rank == job_rank()) arm(fault);
     } catch (const FaultSyntax& wrong) {
-      throw Failure{cudaErrorNoDevice, "SOFTGPU_FAULTS holds '" + std::string(text) + "': " + wrong.what()};
+      throw CudaFailure{cudaErrorNoDevice,
+                        "SOFTGPU_FAULTS holds '" + std::string(text) + "': " + wrong.what()};
     }
   }
 }

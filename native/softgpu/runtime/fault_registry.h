@@ -34,7 +34,7 @@ struct FaultElsewhere : FaultSyntax {
 std::string arm_fault(std::string_view text);
 
 // Arms what SOFTGPU_FAULTS holds (texts with semicolons between), but not what is meant for other ranks.
-// Throws Failure.
+// Throws CudaFailure.
 void arm_faults_of_environment();
 
 // The process's rank in its job (RANK), if it has one.

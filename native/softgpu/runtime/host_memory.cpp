@@ -21,8 +21,8 @@ HostMemory& HostMemory::get() {
 void* HostMemory::allocate(std::size_t bytes, unsigned flags, int device) {
   void* begin = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
   if (begin == MAP_FAILED) {
-    throw Failure{cudaErrorMemoryAllocation,
-                  "the host has no " + std::to_string(bytes) + " bytes of memory left to pin"};
+    throw CudaFailure{cudaErrorMemoryAllocation,
+                      "the host has no " + std::to_string(bytes) + " bytes of memory left to pin"};
   }
   std::lock_guard lock(mutex_);
   blocks_[address(begin)] = {begin, bytes, flags, device, false};

@@ -27,7 +27,7 @@ std::string readable(const char* mangled) {
 
 // In the place of a kernel: it fails as if the kernel had.
 std::unique_ptr<Work> failing_kernel(Device& device, FaultKind kind) {
-  const Failure failure{error_of(kind), ""};
+  const CudaFailure failure{error_of(kind), ""};
   if (kind == FaultKind::device_lost) device.fail(failure);  // nobody waits for a device that is gone
   return make_work([failure] { throw failure; });
 }
@@ -73,7 +73,7 @@ class KernelLaunch final : public Work {
 
   const softgpu_kernel_t& code_;
   softgpu_launch_t launch_;
-  Failure failure_;
+  CudaFailure failure_;
   std::unique_ptr<char[]> memory_;
 };
 
@@ -98,7 +98,7 @@ const Kernel& require_kernel(const void* function) {
 void launch(const void* function, const Shape& shape, void** arguments, cudaStream_t handle) {
   const Kernel& kernel = require_kernel(function);
   if (!kernel.code) {
-    throw Failure{cudaErrorNotSupported, "softgpu can't run NVIDIA's kernel " + readable(kernel.name)};
+    throw CudaFailure{cudaErrorNotSupported, "softgpu can't run NVIDIA's kernel " + readable(kernel.name)};
   }
   require_shape(shape);
   Device& device = current_device_state();
@@ -159,7 +159,7 @@ cudaError_t __cudaLaunchKernel(cudaKernel_t kernel, dim3 grid, dim3 block, void*
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t* configuration, const void* function,
                                 void** arguments) {
   if (!configuration)
-    return call([]() -> cudaError_t { throw Failure{cudaErrorInvalidValue, "no launch configuration"}; });
+    return call([]() -> cudaError_t { throw CudaFailure{cudaErrorInvalidValue, "no launch configuration"}; });
   return cudaLaunchKernel(function, configuration->gridDim, configuration->blockDim, arguments,
                           configuration->dynamicSmemBytes, configuration->stream);
 }
@@ -189,7 +189,7 @@ cudaError_t __cudaPopCallConfiguration(dim3* grid, dim3* block, size_t* shared_b
 }
 
 void softgpu_fail(softgpu_launch_t* launch, cudaError_t error, const char* text) {
-  auto* failure = static_cast<Failure*>(launch->failure);
+  auto* failure = static_cast<CudaFailure*>(launch->failure);
   if (failure->error == cudaSuccess) *failure = {error, std::string(launch->kernel) + ": " + text};
 }
 
@@ -227,8 +227,8 @@ cudaError_t cudaFuncGetParamInfo(const void* function, size_t index, size_t* off
   return call([&] {
     const Kernel& kernel = require_kernel(function);
     if (!kernel.code) {
-      throw Failure{cudaErrorNotSupported,
-                    "softgpu does not know the parameters of NVIDIA's kernel " + readable(kernel.name)};
+      throw CudaFailure{cudaErrorNotSupported,
+                        "softgpu does not know the parameters of NVIDIA's kernel " + readable(kernel.name)};
     }
     require(index < kernel.code->parameter_count, cudaErrorInvalidValue, "the kernel has fewer parameters");
     if (offset) *offset = kernel.code->parameters[index].offset;

@@ -5,14 +5,14 @@
 
 using namespace softgpu;
 
-static_assert(sizeof(Piece) <= sizeof(cudaIpcMemHandle_t));
+static_assert(sizeof(SharedPiece) <= sizeof(cudaIpcMemHandle_t));
 
 cudaError_t cudaIpcGetMemHandle(cudaIpcMemHandle_t* handle, void* pointer) {
   return device_call([&](Device&) {
     require(handle != nullptr, cudaErrorInvalidValue, "no place to put the handle");
     Device* owner = device_of(pointer);
     require(owner != nullptr, cudaErrorInvalidValue, "the pointer to share is not a device pointer");
-    const Piece piece = owner->memory.publish(pointer, owner->number);
+    const SharedPiece piece = owner->memory.publish(pointer, owner->number);
     std::memset(handle, 0, sizeof *handle);
     std::memcpy(handle, &piece, sizeof piece);
     return cudaSuccess;
@@ -23,9 +23,9 @@ cudaError_t cudaIpcOpenMemHandle(void** pointer, cudaIpcMemHandle_t handle, unsi
   return device_call([&](Device&) {
     require(pointer != nullptr && flags == cudaIpcMemLazyEnablePeerAccess, cudaErrorInvalidValue,
             "no place to put the pointer, or flags other than cudaIpcMemLazyEnablePeerAccess");
-    Piece piece;
+    SharedPiece piece;
     std::memcpy(&piece, &handle, sizeof piece);
-    require_foreign(piece, Piece::Kind::memory);
+    require_foreign(piece, SharedPiece::Kind::memory);
     *pointer = find_device_number(piece.device).memory.open(piece);
     return cudaSuccess;
   });

@@ -31,11 +31,11 @@ void enter_running(void (*at_exit)()) {
 void check_process() {
   switch (process_phase()) {
     case ProcessPhase::forked:
-      throw Failure{
+      throw CudaFailure{
           cudaErrorInitializationError,
           "a forked process can't use the device that its parent opened before; start it with spawn instead"};
     case ProcessPhase::exiting:
-      throw Failure{cudaErrorCudartUnloading, ""};
+      throw CudaFailure{cudaErrorCudartUnloading, ""};
     case ProcessPhase::fresh:
     case ProcessPhase::running:
       return;

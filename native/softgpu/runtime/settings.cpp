@@ -19,9 +19,9 @@ std::size_t read_number(const char* variable, std::size_t otherwise, std::size_t
   const char* end = text + std::strlen(text);
   const auto [stop, error] = std::from_chars(text, end, number);
   if (error != std::errc() || stop != end || number < least || number > most) {
-    throw Failure{cudaErrorNoDevice, std::string(variable) + " is '" + text +
-                                         "'; set it to a whole number from " + std::to_string(least) +
-                                         " to " + std::to_string(most)};
+    throw CudaFailure{cudaErrorNoDevice, std::string(variable) + " is '" + text +
+                                             "'; set it to a whole number from " + std::to_string(least) +
+                                             " to " + std::to_string(most)};
   }
   return number;
 }
@@ -45,9 +45,9 @@ std::vector<int> visible_devices(int device_count, const char* list) {
   return visible;
 }
 
-Settings read_settings() {
+MachineSettings read_settings() {
   constexpr std::size_t mebibyte = std::size_t{1} << 20;
-  Settings settings;
+  MachineSettings settings;
   const int device_count = static_cast<int>(read_number("SOFTGPU_DEVICES", 2, 0, 64));
   settings.memory = read_number("SOFTGPU_MEMORY", 16384 * mebibyte, mebibyte, (1u << 20) * mebibyte);
   settings.launch_trace = read_number("SOFTGPU_LAUNCH_TRACE", 0, 0, 1) == 1;

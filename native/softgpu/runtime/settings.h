@@ -5,7 +5,7 @@
 
 namespace softgpu {
 
-struct Settings {
+struct MachineSettings {
   std::vector<int>
       devices;  // number of each visible device on the machine; its index here is what programs call it
   std::size_t memory;            // bytes a device
@@ -14,8 +14,8 @@ struct Settings {
 };
 
 // Reads SOFTGPU_DEVICES, SOFTGPU_MEMORY, SOFTGPU_LAUNCH_TRACE, CUDA_VISIBLE_DEVICES and CUDA_LAUNCH_BLOCKING.
-// Throws Failure with a sentence for a value that makes no sense.
-Settings read_settings();
+// Throws CudaFailure with a sentence for a value that makes no sense.
+MachineSettings read_settings();
 
 // CUDA's rules: an entry that names no device ends the list, one that comes twice leaves no device at all.
 std::vector<int> visible_devices(int device_count, const char* list);

@@ -72,26 +72,28 @@ Page* page_at(void* memory) {
 std::shared_ptr<SharedRecordings> SharedRecordings::create() {
   struct Own final : SharedRecordings {
     explicit Own(std::uint64_t place)
-        : SharedRecordings(page_at<Page>(SharedFile::get().map(place, page_bytes, nullptr))), place(place) {}
+        : SharedRecordings(page_at<Page>(PublishedFile::get().map(place, page_bytes, nullptr))),
+          place(place) {}
     ~Own() override {
       munmap(page_, page_bytes);
-      SharedFile::get().give_back(place, page_bytes);
+      PublishedFile::get().give_back(place, page_bytes);
     }
-    Piece publish(int device) const override {
-      return SharedFile::get().publish(Piece::Kind::event, device, place, page_bytes);
+    SharedPiece publish(int device) const override {
+      return PublishedFile::get().publish(SharedPiece::Kind::event, device, place, page_bytes);
     }
     const std::uint64_t place;
   };
-  return std::make_shared<Own>(SharedFile::get().reserve(page_bytes));
+  return std::make_shared<Own>(PublishedFile::get().reserve(page_bytes));
 }
 
-std::shared_ptr<SharedRecordings> SharedRecordings::open(const Piece& piece) {
+std::shared_ptr<SharedRecordings> SharedRecordings::open(const SharedPiece& piece) {
   struct Foreign final : SharedRecordings {
-    explicit Foreign(const Piece& piece) : SharedRecordings(page_at<Page>(map_foreign(piece, nullptr))) {}
+    explicit Foreign(const SharedPiece& piece)
+        : SharedRecordings(page_at<Page>(map_foreign(piece, nullptr))) {}
     ~Foreign() override { munmap(page_, page_bytes); }
-    Piece publish(int) const override {
-      throw Failure{cudaErrorInvalidResourceHandle,
-                    "an event of another process can only be shared on by that process"};
+    SharedPiece publish(int) const override {
+      throw CudaFailure{cudaErrorInvalidResourceHandle,
+                        "an event of another process can only be shared on by that process"};
     }
   };
   require(piece.bytes == page_bytes, cudaErrorInvalidValue, "the handle is damaged");

@@ -5,15 +5,15 @@
 #include <memory>
 
 #include "softgpu/runtime/device.h"
-#include "softgpu/runtime/shared_file.h"
+#include "softgpu/runtime/published_file.h"
 
 namespace softgpu {
 
 class SharedRecordings : public std::enable_shared_from_this<SharedRecordings> {
  public:
   static std::shared_ptr<SharedRecordings> create();
-  // Throws Failure.
-  static std::shared_ptr<SharedRecordings> open(const Piece& piece);
+  // Throws CudaFailure.
+  static std::shared_ptr<SharedRecordings> open(const SharedPiece& piece);
 
   virtual ~SharedRecordings() = default;
   SharedRecordings(const SharedRecordings&) = delete;
@@ -21,7 +21,7 @@ class SharedRecordings : public std::enable_shared_from_this<SharedRecordings> {
 
   // Recordings are numbered from 1, whatever process makes them.
   std::uint64_t newest() const;  // 0: none
-  // Throws Failure if too many are unfinished.
+  // Throws CudaFailure if too many are unfinished.
   std::uint64_t begin();
   void finish(std::uint64_t number);
   bool finished(std::uint64_t number) const;
@@ -30,8 +30,9 @@ class SharedRecordings : public std::enable_shared_from_this<SharedRecordings> {
   // has begun a recording does not finish it, as the death of a rank ends no collective.
   void wait(std::uint64_t number, const Device& waiting) const;
 
-  // For other processes, as long as this object exists. Throws Failure for what another process has created.
-  virtual Piece publish(int device) const = 0;
+  // For other processes, as long as this object exists. Throws CudaFailure for what another process has
+  // created.
+  virtual SharedPiece publish(int device) const = 0;
 
  protected:
   struct Page;

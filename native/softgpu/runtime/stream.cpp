@@ -108,7 +108,7 @@ void Stream::execute(Item& item) {
     }
     item.work->run();
     report_illegal_accesses();
-  } catch (const Failure& failure) {
+  } catch (const CudaFailure& failure) {
     report_illegal_accesses();  // the cause first, not what came of it
     device.fail(failure);
   } catch (const std::exception& error) {

@@ -15,7 +15,7 @@ namespace softgpu {
 class Device;
 class Stream;
 
-// Something to do on a stream's thread. run throws Failure if it fails, which fails the device.
+// Something to do on a stream's thread. run throws CudaFailure if it fails, which fails the device.
 struct Work {
   virtual ~Work() = default;
   virtual void run() = 0;

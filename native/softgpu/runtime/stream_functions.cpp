@@ -64,7 +64,7 @@ cudaError_t enqueue(cudaStream_t handle, std::function<cudaError_t()> work) {
     const auto stream = find_stream(handle);
     stream->device.enqueue(*stream, make_work([work = std::move(work)] {
       if (const cudaError_t error = work(); error != cudaSuccess)
-        throw Failure{error, "work on a stream has failed"};
+        throw CudaFailure{error, "work on a stream has failed"};
     }));
     return cudaSuccess;
   });

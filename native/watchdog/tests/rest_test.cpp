@@ -11,36 +11,36 @@ Observation in_step(uint64_t signature) {
   return {.idle = false, .inside_step = true, .signature = signature};
 }
 
-TEST(Rest, idle_twice_is_rest) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, idle_twice_is_rest) {
+  RestDecision rest(0, 0.5, 10);
   EXPECT_FALSE(rest.look(0.00, idle()));
   EXPECT_EQ(rest.look(0.01, idle()), RestOutcome::idle);
 }
 
-TEST(Rest, idle_with_work_in_between_is_not) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, idle_with_work_in_between_is_not) {
+  RestDecision rest(0, 0.5, 10);
   EXPECT_FALSE(rest.look(0.00, idle()));
   EXPECT_FALSE(rest.look(0.01, busy(1)));
   EXPECT_FALSE(rest.look(0.02, idle()));
 }
 
-TEST(Rest, settles_when_nothing_changes) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, settles_when_nothing_changes) {
+  RestDecision rest(0, 0.5, 10);
   EXPECT_FALSE(rest.look(0.1, busy(1)));
   EXPECT_FALSE(rest.look(0.4, busy(2)));
   EXPECT_FALSE(rest.look(0.89, busy(2)));
   EXPECT_EQ(rest.look(0.9, busy(2)), RestOutcome::settled);
 }
 
-TEST(Rest, does_not_settle_inside_an_optimizer_step) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, does_not_settle_inside_an_optimizer_step) {
+  RestDecision rest(0, 0.5, 10);
   EXPECT_FALSE(rest.look(0.1, in_step(1)));
   EXPECT_FALSE(rest.look(9.9, in_step(1)));
   EXPECT_EQ(rest.look(10, in_step(1)), RestOutcome::bound);
 }
 
-TEST(Rest, an_idle_device_inside_a_step_waits_for_the_host_to_enqueue_the_rest_of_it) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, an_idle_device_inside_a_step_waits_for_the_host_to_enqueue_the_rest_of_it) {
+  RestDecision rest(0, 0.5, 10);
   Observation seen = idle();
   seen.inside_step = true;
   seen.signature = 1;
@@ -50,20 +50,20 @@ TEST(Rest, an_idle_device_inside_a_step_waits_for_the_host_to_enqueue_the_rest_o
   EXPECT_EQ(rest.look(5.02, idle()), RestOutcome::idle);
 }
 
-TEST(Rest, work_without_end_is_bounded) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, work_without_end_is_bounded) {
+  RestDecision rest(0, 0.5, 10);
   uint64_t signature = 0;
   for (double now = 0; now < 10; now += 0.1) EXPECT_FALSE(rest.look(now, busy(++signature)));
   EXPECT_EQ(rest.look(10, busy(++signature)), RestOutcome::bound);
 }
 
-TEST(Rest, a_poller_that_is_stuck_counts_as_nothing_moving) {
-  Rest rest(0, 0.5, 10);
+TEST(RestDecision, a_poller_that_is_stuck_counts_as_nothing_moving) {
+  RestDecision rest(0, 0.5, 10);
   EXPECT_FALSE(rest.look(0.4, std::nullopt));
   EXPECT_EQ(rest.look(0.5, std::nullopt), RestOutcome::settled);
 }
 
-TEST(Rest, outcomes_have_names) {
+TEST(RestDecision, outcomes_have_names) {
   EXPECT_STREQ(name(RestOutcome::idle), "idle");
   EXPECT_STREQ(name(RestOutcome::settled), "settled");
   EXPECT_STREQ(name(RestOutcome::bound), "bound");

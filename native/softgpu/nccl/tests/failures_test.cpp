@@ -59,7 +59,7 @@ bool somebody_listens(const ncclUniqueId& id) {
   try {
     softgpu::nccl::connect_to(softgpu::nccl::address_from(text.substr(text.rfind(' ') + 1)), aborted);
     return true;
-  } catch (const softgpu::nccl::Failure&) {
+  } catch (const softgpu::nccl::NcclFailure&) {
     return false;
   }
 }

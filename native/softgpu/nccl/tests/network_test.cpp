@@ -57,7 +57,7 @@ TEST(Addresses, AsText) {
   for (const char* text : {"10.0.0.1:4242", "[fd00::1]:65535"}) EXPECT_EQ(to_text(address_from(text)), text);
   for (const char* text : {"", "10.0.0.1", "10.0.0.1:", "10.0.0.1:0", "10.0.0.1:65536", "10.0.0.1:7x",
                            "name:1", "fd00::1:7", "[10.0.0.1]:7"}) {
-    EXPECT_THROW(address_from(text), Failure) << text;
+    EXPECT_THROW(address_from(text), NcclFailure) << text;
   }
 }
 

@@ -31,7 +31,7 @@ void count_devices_with(const char* variable, const char* value) {
 
 }  // namespace
 
-TEST(Settings, MoreMemoryThanThereAreAddressesIsASentence) {
+TEST(MachineSettings, MoreMemoryThanThereAreAddressesIsASentence) {
   setenv("SOFTGPU_MEMORY", "1099511627776", 1);  // 1 TiB, for each of 64 devices
   EXPECT_EXIT(count_devices_with("SOFTGPU_DEVICES", "64"), testing::ExitedWithCode(0),
               "can't reserve [0-9]+ MiB of addresses for the devices; raise the "
@@ -39,7 +39,7 @@ TEST(Settings, MoreMemoryThanThereAreAddressesIsASentence) {
   setenv("SOFTGPU_MEMORY", "67108864", 1);
 }
 
-TEST(Settings, NonsenseIsASentenceAndNoDevice) {
+TEST(MachineSettings, NonsenseIsASentenceAndNoDevice) {
   const auto done = testing::ExitedWithCode(0);
   EXPECT_EXIT(
       count_devices_with("SOFTGPU_DEVICES", "many"), done,

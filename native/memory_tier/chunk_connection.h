@@ -8,19 +8,19 @@
 
 namespace jitckpt::memory_tier {
 
-class Connection {
+class ChunkConnection {
  public:
   using Clock = std::chrono::steady_clock;
 
   // Both descriptors stay the caller's. stop: readable (an eventfd) once all is to end; -1 for never.
   // patience: for the other side to take, or send, anything at all.
-  Connection(int socket, int stop, std::chrono::nanoseconds patience)
+  ChunkConnection(int socket, int stop, std::chrono::nanoseconds patience)
       : socket_(socket), stop_(stop), patience_(patience) {}
-  ~Connection() { be_woken_for(1); }
-  Connection(const Connection&) = delete;
-  Connection& operator=(const Connection&) = delete;
+  ~ChunkConnection() { be_woken_for(1); }
+  ChunkConnection(const ChunkConnection&) = delete;
+  ChunkConnection& operator=(const ChunkConnection&) = delete;
 
-  // Each throws Failure: ended, silent or stopped.
+  // Each throws ChunkFailure: ended, silent or stopped.
   void receive(std::span<std::byte> whole);
   void send(std::span<const std::byte> whole, bool more_follows);
   void wait_until(Clock::time_point when);

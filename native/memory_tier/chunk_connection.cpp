@@ -1,4 +1,4 @@
-#include "memory_tier/connection.h"
+#include "memory_tier/chunk_connection.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -13,12 +13,12 @@ namespace jitckpt::memory_tier {
 namespace {
 
 [[noreturn]] void ended(int error) {
-  throw Failure(Reason::ended, error ? std::strerror(error) : "the other side has closed it");
+  throw ChunkFailure(Reason::ended, error ? std::strerror(error) : "the other side has closed it");
 }
 
 constexpr size_t most_at_once = 1 << 20;
 
-[[noreturn]] void silent() { throw Failure(Reason::silent, "the other side takes and sends nothing"); }
+[[noreturn]] void silent() { throw ChunkFailure(Reason::silent, "the other side takes and sends nothing"); }
 
 bool would_wait() { return errno == EAGAIN || errno == EWOULDBLOCK; }
 
@@ -29,40 +29,40 @@ timespec in_timespec(std::chrono::nanoseconds left) {
 
 }  // namespace
 
-bool Connection::wait_for(short events) {
+bool ChunkConnection::wait_for(short events) {
   const auto until = Clock::now() + patience_;
   while (true) {
     pollfd watched[] = {{socket_, events, 0}, {stop_, POLLIN, 0}};
     const timespec left = in_timespec(until - Clock::now());
     const int ready = ppoll(watched, 2, &left, nullptr);
     if (ready < 0 && errno != EINTR) ended(errno);
-    if (ready > 0 && watched[1].revents) throw Failure(Reason::stopped, "it was stopped");
+    if (ready > 0 && watched[1].revents) throw ChunkFailure(Reason::stopped, "it was stopped");
     if (ready > 0) return true;
     if (Clock::now() >= until) return false;
   }
 }
 
-void Connection::wait_until(Clock::time_point when) {
+void ChunkConnection::wait_until(Clock::time_point when) {
   while (Clock::now() < when) {
     pollfd watched{stop_, POLLIN, 0};
     const timespec left = in_timespec(when - Clock::now());
-    if (ppoll(&watched, 1, &left, nullptr) > 0) throw Failure(Reason::stopped, "it was stopped");
+    if (ppoll(&watched, 1, &left, nullptr) > 0) throw ChunkFailure(Reason::stopped, "it was stopped");
   }
 }
 
-bool Connection::has_something() const {
+bool ChunkConnection::has_something() const {
   pollfd watched{socket_, POLLIN, 0};
   return poll(&watched, 1, 0) > 0;
 }
 
 // To be woken for every packet takes longer than to copy what is in it.
-void Connection::be_woken_for(size_t bytes) {
+void ChunkConnection::be_woken_for(size_t bytes) {
   const int wanted = static_cast<int>(std::min<size_t>(bytes, most_at_once));
   if (wanted != woken_for_ && setsockopt(socket_, SOL_SOCKET, SO_RCVLOWAT, &wanted, sizeof wanted) == 0)
     woken_for_ = wanted;
 }
 
-void Connection::receive(std::span<std::byte> whole) {
+void ChunkConnection::receive(std::span<std::byte> whole) {
   while (!whole.empty()) {
     const ssize_t count = recv(socket_, whole.data(), whole.size(), MSG_DONTWAIT);
     if (count > 0)
@@ -79,7 +79,7 @@ void Connection::receive(std::span<std::byte> whole) {
   }
 }
 
-void Connection::send(std::span<const std::byte> whole, bool more_follows) {
+void ChunkConnection::send(std::span<const std::byte> whole, bool more_follows) {
   while (!whole.empty()) {
     const int flags = MSG_DONTWAIT | MSG_NOSIGNAL | (more_follows ? MSG_MORE : 0);
     const ssize_t count = ::send(socket_, whole.data(), whole.size(), flags);

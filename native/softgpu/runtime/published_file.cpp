@@ -1,4 +1,4 @@
-#include "softgpu/runtime/shared_file.h"
+#include "softgpu/runtime/published_file.h"
 
 #include <fcntl.h>
 #include <pthread.h>
@@ -22,7 +22,7 @@ constexpr std::uint64_t page = 4096, largest_file = std::uint64_t{1} << 62;
 
 int file_of_parent = -1;  // what a forked child, which has no device, must not keep alive
 
-Failure system_failure(const std::string& what) {
+CudaFailure system_failure(const std::string& what) {
   return {cudaErrorOperatingSystem, what + " (" + std::strerror(errno) + ")"};
 }
 
@@ -31,8 +31,8 @@ void* map_file(int file, std::uint64_t place, std::size_t bytes, void* address) 
       mmap(address, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE | (address ? MAP_FIXED : 0),
            file, static_cast<off_t>(place));
   if (begin == MAP_FAILED) {
-    throw Failure{cudaErrorMemoryAllocation,
-                  "can't map " + std::to_string(bytes) + " bytes of memory (" + std::strerror(errno) + ")"};
+    throw CudaFailure{cudaErrorMemoryAllocation, "can't map " + std::to_string(bytes) + " bytes of memory (" +
+                                                     std::strerror(errno) + ")"};
   }
   madvise(begin, bytes, MADV_DONTFORK);
   return begin;
@@ -49,7 +49,7 @@ bool set_lock(int file, short type, std::uint64_t place, std::size_t bytes) {
   return fcntl(file, F_OFD_SETLK, &lock) == 0;
 }
 
-bool is_published(int file, const Piece& piece) {
+bool is_published(int file, const SharedPiece& piece) {
   struct flock lock{};
   lock.l_type = F_WRLCK;
   lock.l_whence = SEEK_SET;
@@ -60,19 +60,20 @@ bool is_published(int file, const Piece& piece) {
 
 }  // namespace
 
-SharedFile& SharedFile::get() {
-  static auto* const file = new SharedFile;  // never destroyed: streams outlive main()
+PublishedFile& PublishedFile::get() {
+  static auto* const file = new PublishedFile;  // never destroyed: streams outlive main()
   return *file;
 }
 
-SharedFile::SharedFile() : file_(memfd_create("softgpu", MFD_CLOEXEC)), next_place_(0), end_(largest_file) {
+PublishedFile::PublishedFile()
+    : file_(memfd_create("softgpu", MFD_CLOEXEC)), next_place_(0), end_(largest_file) {
   if (file_ < 0) throw system_failure("can't make a file for the devices' memory");
   rlimit limit{};
   if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur < end_) end_ = limit.rlim_cur / page * page;
   struct stat status{};
   if (fchmod(file_, S_IRUSR | S_IWUSR) != 0 || ftruncate(file_, static_cast<off_t>(end_)) != 0 ||
       fstat(file_, &status) != 0) {
-    const Failure failure = system_failure("can't make a file for the devices' memory");
+    const CudaFailure failure = system_failure("can't make a file for the devices' memory");
     close(file_);
     throw failure;
   }
@@ -81,16 +82,16 @@ SharedFile::SharedFile() : file_(memfd_create("softgpu", MFD_CLOEXEC)), next_pla
   pthread_atfork(nullptr, nullptr, [] { close(file_of_parent); });
 }
 
-std::uint64_t SharedFile::reserve(std::size_t bytes) {
+std::uint64_t PublishedFile::reserve(std::size_t bytes) {
   const std::uint64_t place = std::atomic_ref(next_place_).fetch_add(bytes);
   if (place > end_ || bytes > end_ - place) {
-    throw Failure{cudaErrorMemoryAllocation,
-                  "the limit on the size of files (ulimit -f) leaves no more memory for the devices"};
+    throw CudaFailure{cudaErrorMemoryAllocation,
+                      "the limit on the size of files (ulimit -f) leaves no more memory for the devices"};
   }
   return place;
 }
 
-void SharedFile::give_back(std::uint64_t place, std::size_t bytes) noexcept {
+void PublishedFile::give_back(std::uint64_t place, std::size_t bytes) noexcept {
   set_lock(file_, F_UNLCK, place, bytes);  // it fails only where locks are unknown, and nothing was published
   if (fallocate(file_, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(place),
                 static_cast<off_t>(bytes)) != 0) {
@@ -99,11 +100,12 @@ void SharedFile::give_back(std::uint64_t place, std::size_t bytes) noexcept {
   }
 }
 
-void* SharedFile::map(std::uint64_t place, std::size_t bytes, void* address) const {
+void* PublishedFile::map(std::uint64_t place, std::size_t bytes, void* address) const {
   return map_file(file_, place, bytes, address);
 }
 
-Piece SharedFile::publish(Piece::Kind kind, int device, std::uint64_t place, std::size_t bytes) const {
+SharedPiece PublishedFile::publish(SharedPiece::Kind kind, int device, std::uint64_t place,
+                                   std::size_t bytes) const {
   if (!set_lock(file_, F_WRLCK, place, bytes)) throw system_failure("can't mark memory as shared");
   return {.kind = kind,
           .device = device,
@@ -114,17 +116,17 @@ Piece SharedFile::publish(Piece::Kind kind, int device, std::uint64_t place, std
           .bytes = bytes};
 }
 
-void require_foreign(const Piece& piece, Piece::Kind kind) {
+void require_foreign(const SharedPiece& piece, SharedPiece::Kind kind) {
   require(piece.kind == kind, cudaErrorInvalidValue,
-          kind == Piece::Kind::memory ? "the handle does not come from cudaIpcGetMemHandle"
-                                      : "the handle does not come from cudaIpcGetEventHandle");
+          kind == SharedPiece::Kind::memory ? "the handle does not come from cudaIpcGetMemHandle"
+                                            : "the handle does not come from cudaIpcGetEventHandle");
   require(piece.process != getpid(), cudaErrorDeviceUninitialized,
           "a handle can't be opened in the process that it comes from");
   require(piece.bytes > 0 && piece.bytes % page == 0 && piece.place % page == 0, cudaErrorInvalidValue,
           "the handle is damaged");
 }
 
-void* map_foreign(const Piece& piece, void* address) {
+void* map_foreign(const SharedPiece& piece, void* address) {
   const std::string path = "/proc/" + std::to_string(piece.process) + "/fd/" + std::to_string(piece.file);
   struct OpenFile {
     ~OpenFile() {
@@ -133,10 +135,10 @@ void* map_foreign(const Piece& piece, void* address) {
     const int number;
   } const file{open(path.c_str(), O_RDWR | O_CLOEXEC)};
   if (file.number < 0) {
-    throw Failure{cudaErrorMapBufferObjectFailed,
-                  "the process " + std::to_string(piece.process) +
-                      " that the handle comes from has ended, or belongs to another user (" +
-                      std::strerror(errno) + ")"};
+    throw CudaFailure{cudaErrorMapBufferObjectFailed,
+                      "the process " + std::to_string(piece.process) +
+                          " that the handle comes from has ended, or belongs to another user (" +
+                          std::strerror(errno) + ")"};
   }
   struct stat status{};
   require(fstat(file.number, &status) == 0 && status.st_ino == piece.inode, cudaErrorMapBufferObjectFailed,

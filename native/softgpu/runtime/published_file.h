@@ -8,7 +8,7 @@ namespace softgpu {
 
 // What another process needs to find a piece of this one's file; plain data, for CUDA's opaque handles. Who
 // may look at this process under /proc may open it: the same user, and root.
-struct Piece {
+struct SharedPiece {
   enum class Kind : std::uint32_t { memory = 0x53474d31, event = 0x53474531 };  // "SGM1", "SGE1"
   Kind kind;
   std::int32_t device;  // its number on the machine
@@ -17,33 +17,33 @@ struct Piece {
   std::uint64_t place, bytes;
 };
 
-class SharedFile {
+class PublishedFile {
  public:
-  static SharedFile& get();
+  static PublishedFile& get();
 
   // A piece of zeros for `bytes` (whole pages). No place is ever used twice: who still maps a piece that was
   // given back sees zeros, never somebody else's data.
   std::uint64_t reserve(std::size_t bytes);
   void give_back(std::uint64_t place, std::size_t bytes) noexcept;
 
-  // Maps a piece at the address (null: anywhere), readable and writable. Throws Failure.
+  // Maps a piece at the address (null: anywhere), readable and writable. Throws CudaFailure.
   void* map(std::uint64_t place, std::size_t bytes, void* address) const;
 
   // Lets other processes open the piece until it is given back.
-  Piece publish(Piece::Kind kind, int device, std::uint64_t place, std::size_t bytes) const;
+  SharedPiece publish(SharedPiece::Kind kind, int device, std::uint64_t place, std::size_t bytes) const;
 
  private:
-  SharedFile();
+  PublishedFile();
 
   int file_;
   std::uint64_t inode_ = 0, next_place_, end_;
 };
 
-// Throws Failure unless it is a piece of this kind, from another process.
-void require_foreign(const Piece& piece, Piece::Kind kind);
+// Throws CudaFailure unless it is a piece of this kind, from another process.
+void require_foreign(const SharedPiece& piece, SharedPiece::Kind kind);
 
-// Maps another process's piece at the address (null: anywhere). Throws Failure if that process has ended,
+// Maps another process's piece at the address (null: anywhere). Throws CudaFailure if that process has ended,
 // has given the piece back, or belongs to somebody else.
-void* map_foreign(const Piece& piece, void* address);
+void* map_foreign(const SharedPiece& piece, void* address);
 
 }  // namespace softgpu
