@@ -1,11 +1,13 @@
-"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md (of docs/data), reference/environment.md.
+"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md, guides/frameworks.md (of docs/data), and
+reference/environment.md.
 
     python scripts/docs_tables.py            # writes what has changed
     python scripts/docs_tables.py --check    # only says whether something would change (status 1)
 
 A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the newest of each mode. A claim and
 the command that shows it are a line of docs/data/proofs.jsonl; scripts/bench/paper_tables.py writes
-docs/data/workloads.jsonl. The variables are those of jitckpt/wire/environment.py.
+docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl. The variables are those of
+jitckpt/wire/environment.py.
 """
 
 import argparse
@@ -149,13 +151,41 @@ def variables() -> str:
     )
 
 
+def frameworks() -> str:
+    """Return for each program of a framework what it ended with, by mode and number of ranks."""
+    shown = {"user": "user-level", "transparent": "transparent"}
+    text = ""
+    for mode, name in shown.items():
+        rows = [row for row in records("frameworks.jsonl") if row["mode"] == mode]
+        columns = [*dict.fromkeys(row["disturbance"] for row in rows)]
+        found = {(row["program"], row["ranks"], row["disturbance"]): row for row in rows}
+        lines = []
+        for program, ranks in dict.fromkeys((row["program"], row["ranks"]) for row in rows):
+            own = [found.get((program, ranks, column)) for column in columns]
+            version = next(row["version"] for row in own if row is not None)
+            results = ["" if row is None else row["result"] for row in own]
+            lines.append([with_version(program, version), ranks, *results])
+        text += ("\n" if text else "") + table([f"{name} mode", "ranks", *columns], lines)
+    return text
+
+
+def with_version(program: str, version: str) -> str:
+    """Return a program's name with the version of its framework behind that of the framework."""
+    framework, *kind = program.split(", ")
+    return ", ".join([f"{framework} {version}", *kind])
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "campaigns": campaigns,
     "proofs": proofs,
     "workloads": workloads,
+    "guides/frameworks": frameworks,
     "reference/environment": variables,
 }
-SOURCES = {"reference/environment": "jitckpt/wire/environment.py"}
+SOURCES = {
+    "reference/environment": "jitckpt/wire/environment.py",
+    "guides/frameworks": "data/frameworks.jsonl",
+}
 
 
 def page(name: str) -> tuple[Path, str]:

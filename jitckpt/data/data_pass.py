@@ -233,14 +233,13 @@ class _OtherPass(Pass):
     def _begin(self) -> None:
         loader, state = self._of.loader, self.state
         self._has_state = has_own_state(loader)
-        generators = Generators()
+        generators = self._of.generators  # a sampler's as well, which the loader's state need not hold
         if not self._goes_on:
             state.begun = packed.pack(generators.capture())
-        elif self._has_state:
-            if state.own:
-                loader.load_state_dict(packed.unpack(state.own))  # type: ignore[attr-defined]
-        else:
+        elif state.begun:
             generators.restore(packed.unpack(state.begun))
+        if self._goes_on and state.own:
+            loader.load_state_dict(packed.unpack(state.own))  # type: ignore[attr-defined]
         was_ended, was_left = state.ended, state.left
         self._iterator = iter(loader)
         if self._goes_on and not self._has_state:

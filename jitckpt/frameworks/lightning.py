@@ -25,6 +25,11 @@ from jitckpt.frameworks.protection import FrameworkProtection, Managed
 
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
+STATEFUL = (
+    "a loader of this training has a state of its own (StatefulDataLoader), which Lightning's sampler has no "
+    "part in: after a restart the order of the samples may be another one. torch's DataLoader comes back "
+    "exactly."
+)
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -237,6 +242,8 @@ class LightningTraining:
         def selected(*args: Any, **kwargs: Any) -> Any:
             assert self.protection is not None
             combined = loop._combined_loader
+            if any(data_pass.has_own_state(one) for one in combined.flattened):
+                protection.tell(STATEFUL)
             self._managed = [_Loader(self, one, at == 0) for at, one in enumerate(combined.flattened)]
             combined.flattened = self._managed
             return select(*args, **kwargs)

@@ -11,7 +11,7 @@ import dis
 import inspect
 import sys
 from collections.abc import Callable, Iterator
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 import torch
@@ -23,6 +23,7 @@ LEFT_OUT = (
     "variables of the script's own loop, such as counters; evaluations in epochs that are done are made again"
 )
 
+STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 PROGRESS_BARS = (
     "tqdm",
     "rich",
@@ -69,20 +70,34 @@ def why_not(frame: FrameType | None) -> str | None:
 
 
 def when_iterated(begin_pass: Callable[[Any, FrameType], Iterator[Any] | None]) -> None:
-    """Ask for what to iterate in the place of each of torch's loaders; None: the loader itself.
+    """Ask for what to iterate in the place of each loader of torch's or torchdata's; None: the loader itself.
 
     It is given the loader, and the frame that iterates it.
     """
     _begin_pass.append(begin_pass)
-    if len(_begin_pass) > 1:
-        return
-    plain = DataLoader.__iter__
+    if len(_begin_pass) == 1:
+        _ask_before(DataLoader)
+        if (torchdatas := sys.modules.get(STATEFUL)) is not None:
+            install(torchdatas)
 
-    def iterate(loader: DataLoader[Any]) -> Any:
-        if torch.is_grad_enabled():
+
+@protection.once
+def install(stateful_dataloader: ModuleType) -> None:
+    """Ask for torchdata's loader as for torch's, whose subclass it is with an `__iter__` of its own."""
+    _ask_before(stateful_dataloader.StatefulDataLoader)
+
+
+def _ask_before(kind: Any) -> None:
+    plain = kind.__iter__
+
+    def iterate(loader: Any) -> Any:
+        frame = sys._getframe(1)
+        # A pass that stands in the loader's place iterates it in its turn.
+        is_own = frame.f_globals.get("__name__", "").startswith("jitckpt.data.")
+        if torch.is_grad_enabled() and not is_own:
             for begin in _begin_pass:
-                if (iteration := begin(loader, sys._getframe(1))) is not None:
+                if (iteration := begin(loader, frame)) is not None:
                     return iteration
         return plain(loader)
 
-    DataLoader.__iter__ = iterate  # type: ignore[method-assign]
+    kind.__iter__ = iterate

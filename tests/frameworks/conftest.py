@@ -1,60 +1,55 @@
-"""Which framework came back from what, as a table for the guide: `pytest tests/frameworks --table FILE`."""
+"""What came back from what, as records for the guide's table: `pytest tests/frameworks --records FILE`."""
 
 import importlib.metadata
+import json
 from pathlib import Path
+from typing import Any
 
 import pytest
+from cases import PROGRAMS, Case
 
-# The disturbances of test_frameworks.py, in their order.
-COLUMNS = [
-    "undisturbed",
-    "killed in forward",
-    "in backward",
-    "in the optimizer",
-    "behind it",
-    "at an epoch's end",
-    "after the others' step",
-]
-BEGIN, END = "<!-- made by scripts/test --frameworks: begin -->\n", "<!-- end -->\n"
-_results: dict[str, dict[str, str]] = {}
+Record = dict[str, Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--table", type=Path, help="put the table of results into this document")
+    parser.addoption("--records", type=Path, help="put the results into this file, for older ones")
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> None:
-    case = getattr(item, "callspec", None)
-    if case is None or "framework" not in case.params or "disturbance" not in case.params:
+    specification = getattr(item, "callspec", None)
+    case = None if specification is None else specification.params.get("case")
+    file = item.config.getoption("--records")
+    if not isinstance(case, Case) or file is None or (call.when != "call" and call.excinfo is None):
         return
-    results = _results.setdefault(case.params["framework"], {})
-    if call.when == "call" or call.excinfo is not None:
-        skipped = call.excinfo is not None and call.excinfo.errisinstance(pytest.skip.Exception)
-        results[case.params["disturbance"]] = (
-            "not tried" if skipped else "differs" if call.excinfo else "bit for bit"
-        )
-
-        _write(item.config.getoption("--table"))  # after each, as they take minutes and may be interrupted
+    if call.excinfo is not None and not call.excinfo.errisinstance((AssertionError, pytest.fail.Exception)):
+        return  # left out, or interrupted
+    result = "differs" if call.excinfo else "bit for bit" if case.is_protected else "not protected"
+    _write(file, _record(case, result))  # after each, as they take minutes and may be interrupted
 
 
-def _write(document: Path | None) -> None:
-    if document is None:
-        return
-    columns = COLUMNS
-    lines = [f"| user mode, 2 ranks | {' | '.join(columns)} |", f"| --- |{' --- |' * len(columns)}"]
-    before, _, rest = document.read_text().partition(BEGIN)
-    kept, _, after = rest.partition(END)
-    tried = tuple(f"| {framework} " for framework in _results)
-    if kept.strip().startswith(lines[0]):  # of frameworks that were left out this time
-        lines += [line for line in kept.strip().splitlines()[2:] if not line.startswith(tried)]
-    for framework, results in _results.items():
-        cells = [results.get(name, "not tried") for name in columns]
-        lines.append(f"| {framework} {_version(framework)} | {' | '.join(cells)} |")
-    document.write_text(f"{before}{BEGIN}\n" + "\n".join(lines) + f"\n\n{END}{after}")
+def _record(case: Case, result: str) -> Record:
+    program = PROGRAMS[case.program]
+    return {
+        "program": case.program,
+        "mode": case.mode,
+        "ranks": case.ranks,
+        "disturbance": case.disturbance,
+        "result": result,
+        "version": importlib.metadata.version(program.framework),
+        "torch": importlib.metadata.version("torch"),
+    }
 
 
-def _version(framework: str) -> str:
-    try:
-        return importlib.metadata.version(framework)
-    except importlib.metadata.PackageNotFoundError:
-        return "(not installed)"
+def _write(file: Path, new: Record) -> None:
+    """Put a record in the place of the older one of the same case, or behind all."""
+    records = [json.loads(line) for line in file.read_text().splitlines()] if file.exists() else []
+    same = [number for number, one in enumerate(records) if _case(one) == _case(new)]
+    if same:
+        records[same[0]] = new
+    else:
+        records.append(new)
+    file.write_text("".join(json.dumps(one) + "\n" for one in records))
+
+
+def _case(record: Record) -> tuple[Any, ...]:
+    return tuple(record[name] for name in ("program", "mode", "ranks", "disturbance"))

@@ -1,4 +1,4 @@
-"""Unchanged programs of training frameworks, a rank of which is killed: they end as if nothing had been."""
+"""Unchanged programs of training frameworks that are disturbed: they end as if nothing had been."""
 
 import importlib.metadata
 import json
@@ -6,56 +6,39 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from cases import (
+    LATE,
+    LOOPS_OF_THEIR_OWN,
+    PROGRAMS,
+    PROGRAMS_FOLDER,
+    WITHOUT_REPLICA,
+    Case,
+    Program,
+    all_cases,
+)
 
-PROGRAMS = Path(__file__).parent / "programs"
-FRAMEWORKS = {
-    "transformers": PROGRAMS / "transformers_trainer.py",
-    "accelerate": PROGRAMS / "accelerate_loop.py",
-    "lightning": PROGRAMS / "lightning_fit.py",
-    "deepspeed": PROGRAMS / "deepspeed_engine.py",
-    "megatron-core": PROGRAMS / "megatron_loop.py",
-}
-LOOPS_OF_THEIR_OWN = ("transformers", "lightning")  # so that no restart leaves a doubt
-# An epoch has 4 steps, so step 6 is in the middle of one, and 4 the last of another.
-DISTURBANCES = {
-    "undisturbed": None,
-    "killed in forward": "rank=1 step=6 phase=forward kind=kill",
-    "in backward": "rank=1 step=6 phase=backward kind=kill",
-    "in the optimizer": "rank=1 step=6 phase=optimizer kind=kill",
-    "behind it": "rank=1 step=6 phase=between kind=kill",
-    "at an epoch's end": "rank=0 step=4 phase=between kind=kill",
-    "after the others' step": "late",
-}
 MAIN = "import sys; from jitckpt.cli import main; sys.exit(main())"
 LIMIT = 280.0  # seconds: to find what hangs, however slow the machine
 
 Ends = dict[str, Any]
 
 
-def run(program: Path, folder: Path, *flags: str, **environment: str) -> tuple[Ends, str]:
-    """Run a program on two ranks of softgpu; return what each says of its end, and all that was printed."""
+def run(program: Program, ranks: int, folder: Path, *flags: str, **environment: str) -> tuple[Ends, str]:
+    """Run a program on ranks of softgpu; return what each says of its end and its losses, and all printed."""
     (folder / "out").mkdir(parents=True)
-    command = [
-        sys.executable,
-        "-c",
-        MAIN,
-        "run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        "--device",
-        "softgpu",
-    ]
+    command = [sys.executable, "-c", MAIN, "run", "--standalone", "--nproc-per-node", str(ranks)]
     # It may be slow on its way to the first step; who waits for it must not take that for a hang.
-    command += ["--hang-timeout", "60", *flags, str(program), "out"]
+    command += ["--device", "softgpu", "--hang-timeout", "60", *flags, str(program.path), "out"]
+    variables = {"SOFTGPU_DEVICES": str(ranks), "HF_HUB_OFFLINE": "1", **program.environment, **environment}
     with subprocess.Popen(
         command,
         cwd=folder,
-        env=os.environ | {"SOFTGPU_DEVICES": "2", "HF_HUB_OFFLINE": "1", **environment},
+        env=os.environ | variables,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -71,55 +54,72 @@ def run(program: Path, folder: Path, *flags: str, **environment: str) -> tuple[E
             if job.poll() is None:  # the tests are interrupted
                 os.killpg(job.pid, signal.SIGTERM)
     assert job.returncode == 0, said[-6000:]
-    return {file.name: json.loads(file.read_text()) for file in (folder / "out").glob("end-*.json")}, said
+    ends = {file.name: json.loads(file.read_text()) for file in (folder / "out").glob("end-*.json")}
+    assert len(ends) == ranks
+    return ends | {file.name: losses(file) for file in (folder / "out").glob("loss-*.jsonl")}, said
+
+
+def losses(file: Path) -> dict[str, float]:
+    """Return the losses by steps; one that was computed again after a failure has to be what it was."""
+    found: dict[str, float] = {}
+    for step, loss in map(json.loads, file.read_text().splitlines()):
+        assert found.setdefault(str(step), loss) == loss, f"{file.name}, step {step}"
+    return found
 
 
 @pytest.fixture(scope="session")
-def plain(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Return what a program ends with that nobody protects."""
-    known: dict[str, Ends] = {}
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Ends]:
+    """Return what a program ends with that nobody protects; it runs once for all tests."""
+    known: dict[tuple[str, int], Ends] = {}
 
-    def ends(framework: str) -> Ends:
-        if framework not in known:
-            folder = tmp_path_factory.mktemp(framework) / "plain"
-            known[framework], _ = run(FRAMEWORKS[framework], folder, "--no-frameworks")
-        return known[framework]
+    def ends(name: str, ranks: int) -> Ends:
+        if (name, ranks) not in known:
+            folder = tmp_path_factory.mktemp("plain") / "job"
+            known[name, ranks], _ = run(PROGRAMS[name], ranks, folder, "--no-frameworks")
+        return known[name, ranks]
 
     return ends
 
 
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_the_program_knows_nothing_of_us(framework: str) -> None:
-    for file in (FRAMEWORKS[framework], PROGRAMS / "ends.py"):
-        assert "jitckpt" not in file.read_text().lower()
+@pytest.mark.parametrize("file", sorted(PROGRAMS_FOLDER.glob("*.py")), ids=lambda file: file.name)
+def test_the_program_knows_nothing_of_us(file: Path) -> None:
+    assert "jitckpt" not in file.read_text().lower()
 
 
-@pytest.mark.parametrize("disturbance", DISTURBANCES)
-@pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_ends_as_undisturbed(framework: str, disturbance: str, plain: Any, tmp_path: Path) -> None:
-    try:
-        importlib.metadata.version(framework)
-    except importlib.metadata.PackageNotFoundError:
-        pytest.skip(f"{framework} is not installed: scripts/test --frameworks makes an environment with it")
-    fault = DISTURBANCES[disturbance]
-    flags = [] if fault in (None, "late") else ["--fault", str(fault)]
-    late = {"LATE": "1:6"} if fault == "late" else {}
-    ends, said = run(FRAMEWORKS[framework], tmp_path / "job", *flags, **late)
-    assert said.count(f"jitckpt: {framework} ") == 1 + (fault is not None), said
-    assert "recognised. Protected: model" in said
-    if fault is None or framework in LOOPS_OF_THEIR_OWN:
+@pytest.mark.parametrize("case", [*all_cases()], ids=str)
+def test_ends_as_undisturbed(case: Case, plain: Callable[[str, int], Ends], tmp_path: Path) -> None:
+    program = PROGRAMS[case.program]
+    for package in program.needs:
+        try:
+            importlib.metadata.version(package)
+        except importlib.metadata.PackageNotFoundError:
+            pytest.skip(f"{package} is not installed: scripts/test --frameworks makes an environment with it")
+    flags = [flag for fault in case.faults if fault != LATE for flag in ("--fault", fault)]
+    late = {"LATE": f"{case.ranks // 2}:6"} if LATE in case.faults else {}
+    if case.mode == "transparent":
+        flags = ["--mode", "transparent", *flags]
+    elif case.program in WITHOUT_REPLICA:
+        flags = ["--save-every", "2", *flags]
+    ends, said = run(program, case.ranks, tmp_path / "job", *flags, **late)
+    assert ends == plain(case.program, case.ranks), said[-6000:]
+    if case.mode == "transparent":
+        assert said.count("All ranks went on from the state after step") == len(case.faults), said
+        assert "Transparent mode is switched off" not in said
+    else:
+        says_what_it_protects(case, said)
+
+
+def says_what_it_protects(case: Case, said: str) -> None:
+    """One line says what was recognised and what of it is protected, in each start of the job."""
+    framework = PROGRAMS[case.program].framework
+    assert said.count(f"jitckpt: {framework} ") == 1 + len(case.faults), said
+    assert ("recognised. Protected: model" in said) == case.is_protected, said
+    assert ("recognised, but not protected: " in said) == (not case.is_protected), said
+    assert ("Restart 1 went on from step" in said) == bool(case.faults)
+    if framework in LOOPS_OF_THEIR_OWN or not case.faults:
         assert "RuntimeWarning: jitckpt" not in said, said
-    assert ends == plain(framework), said[-6000:]
-    assert ("Restart 1 went on from step" in said) == (fault is not None)
-
-
-def test_shards_of_zero_go_back_to_a_save_of_all(tmp_path: Path) -> None:
-    pytest.importorskip("deepspeed", reason="scripts/test --frameworks makes an environment with it")
-    program = FRAMEWORKS["deepspeed"]
-    undisturbed, _ = run(program, tmp_path / "plain", "--no-frameworks", ZERO="1")
-    fault = str(DISTURBANCES["in backward"])
-    ends, said = run(program, tmp_path / "job", "--save-every", "2", "--fault", fault, ZERO="1")
-    assert "each rank's part of the optimizer's state has no replica" in said
-    assert "No whole state could be saved: rank 0 saved step 5 of shard 0 alone" in said
-    assert "Restart 1 went on from step 4" in said
-    assert ends == undisturbed
+    if case.program in WITHOUT_REPLICA:
+        assert "each rank's part of the optimizer's state has no replica" in said
+        if case.faults:
+            assert "No whole state could be saved: rank 0 saved step 5 of shard 0 alone" in said
+            assert "Restart 1 went on from step 4" in said

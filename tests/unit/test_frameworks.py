@@ -145,3 +145,51 @@ def test_the_doctor_names_frameworks() -> None:
     (row,) = checks.check_frameworks({"lightning": "2.6.6"})
     assert row.state == "ok"
     assert "lightning 2.6.6" in row.found
+
+
+class Stateful(DataLoader[Any]):
+    """As torchdata's: its state tells how many batches it gave, and not what its sampler drew them by."""
+
+    given = skipped = 0
+
+    def __iter__(self) -> Any:
+        skipped, self.skipped, self.given = self.skipped, 0, 0
+        for number, batch in enumerate(super().__iter__()):
+            self.given = number + 1
+            if number >= skipped:
+                yield batch
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"given": self.given}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.skipped = state["given"]
+
+
+@pytest.mark.parametrize("done", [1, 2])
+def test_a_loader_with_a_state_goes_on_in_its_second_epoch_where_a_batch_is_held_back(
+    done: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(data_pass, "OTHER_KINDS", [(held_back.is_held_back, held_back.HeldBackPass)])
+
+    def loader() -> Loader:
+        inner = Stateful(range(6), sampler=SeededLate(), batch_size=2)  # type: ignore[arg-type]
+        return Loader(HeldBack(inner), pytest.fail)
+
+    one = loader()
+    assert len([*drawn(one.begin())]) == 3
+    second = one.begin()
+    batches = [second.next().tolist() for _ in range(done)]
+    saved, host = second.state, torch.get_rng_state()
+    again = loader().begin(saved)
+    torch.set_rng_state(host)
+    assert [again.next().tolist(), *drawn(again)] == [batches[-1], *drawn(second)]
+
+
+def drawn(one: Pass) -> Iterator[Any]:
+    while True:
+        try:
+            batch = one.next()
+        except StopIteration:
+            return
+        yield batch.tolist()

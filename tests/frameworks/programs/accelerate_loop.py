@@ -6,8 +6,8 @@ import os
 import sys
 
 import torch
-from accelerate import Accelerator
-from ends import digest, may_be_killed
+from accelerate import Accelerator, DataLoaderConfiguration
+from ends import IS_STATEFUL, digest, log_loss, may_be_killed
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
@@ -24,7 +24,8 @@ class Points(Dataset):
 
 def main():
     torch.manual_seed(5)
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+    loaders = DataLoaderConfiguration(use_stateful_dataloader=IS_STATEFUL)
+    accelerator = Accelerator(gradient_accumulation_steps=2, dataloader_config=loaders)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=int(os.environ.get("WORKERS", "0")))
@@ -35,6 +36,7 @@ def main():
         for points, labels in loader:
             with accelerator.accumulate(model):
                 loss = nn.functional.cross_entropy(model(points), labels)
+                log_loss([scheduler.scheduler.last_epoch, accelerator.sync_gradients], loss)
                 accelerator.backward(loss)
                 optimizer.step()
                 scheduler.step()

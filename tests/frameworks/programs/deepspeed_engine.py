@@ -7,11 +7,12 @@ import sys
 
 import deepspeed
 import torch
-from ends import digest, may_be_killed
+from ends import DataLoader, digest, log_loss, may_be_killed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 EPOCHS = 3
+STAGE = int(os.environ.get("ZERO", "0"))
 
 
 class Points(Dataset):
@@ -32,7 +33,7 @@ def main():
     data = Points()
     config = {
         "train_micro_batch_size_per_gpu": 2,
-        "zero_optimization": {"stage": int(os.environ.get("ZERO", "0"))},
+        "zero_optimization": {"stage": STAGE},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1000,
     }
@@ -45,13 +46,15 @@ def main():
         sampler.set_epoch(epoch)
         for points, labels in loader:
             loss = nn.functional.cross_entropy(engine(points.cuda()), labels.cuda())
+            log_loss(engine.global_steps, loss)
             engine.backward(loss)
             engine.step()
+    with deepspeed.zero.GatheredParameters([*engine.module.parameters()], enabled=STAGE == 3):
+        parameters = digest(list(engine.module.parameters()))
     end = {
-        "parameters": digest(engine.module.state_dict()),
-        "optimizer": digest(
-            torch.optim.Optimizer.state_dict(getattr(optimizer, "optimizer", optimizer))["state"]
-        ),
+        "parameters": parameters,
+        "master": digest(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
+        "optimizer": digest(list(getattr(optimizer, "optimizer", optimizer).state.values())),
         "scheduler": scheduler.state_dict()["last_epoch"],
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
         "steps": [engine.global_steps, engine.micro_steps, engine.global_samples],

@@ -2,12 +2,20 @@
 """What the trainings here say of their ends, to be compared bit for bit."""
 
 import hashlib
+import json
 import os
 import signal
+import sys
 import time
 
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+IS_STATEFUL = os.environ.get("LOADER") == "stateful"
+if IS_STATEFUL:
+    from torchdata.stateful_dataloader import StatefulDataLoader as DataLoader
+else:
+    from torch.utils.data import DataLoader  # noqa: F401  # the programs take it from here
 
 
 def digest(*parts):
@@ -28,6 +36,12 @@ def digest(*parts):
 
     walk(parts)
     return found.hexdigest()[:16]
+
+
+def log_loss(step, loss):
+    """Append a loss to the rank's log, as a script does that follows its training."""
+    with open(f"{sys.argv[1]}/loss-{os.environ['RANK']}.jsonl", "a") as file:
+        print(json.dumps([step, loss.item()]), file=file)
 
 
 def may_be_killed():

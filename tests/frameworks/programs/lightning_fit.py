@@ -7,9 +7,9 @@ import sys
 
 import lightning.pytorch as pl
 import torch
-from ends import digest, may_be_killed
+from ends import DataLoader, digest, may_be_killed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 EPOCHS = 3
 

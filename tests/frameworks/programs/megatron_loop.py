@@ -6,7 +6,7 @@ import os
 import sys
 
 import torch
-from ends import digest, may_be_killed
+from ends import DataLoader, digest, log_loss, may_be_killed
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -19,7 +19,7 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
-from torch.utils.data import DataLoader, Dataset, DistributedSampler
+from torch.utils.data import Dataset, DistributedSampler
 
 EPOCHS, LENGTH, BATCH, WORDS = 3, 12, 2, 64
 
@@ -81,6 +81,7 @@ def main():
     def forward(data, model):
         texts = next(data).cuda()
         losses = model(texts[:, :-1].contiguous(), positions, mask, labels=texts[:, 1:].contiguous())
+        log_loss(scheduler.num_steps, losses.float().mean())
         return losses, lambda output: (output.float().mean(), {})
 
     data = Texts()

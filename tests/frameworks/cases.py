@@ -1,0 +1,116 @@
+"""What is tried: which program, in which mode, on how many ranks, and how it is disturbed."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+PROGRAMS_FOLDER = Path(__file__).parent / "programs"
+UNDISTURBED = "undisturbed"
+
+
+@dataclass(frozen=True)
+class Program:
+    """An unchanged training program. needs: the packages it imports, its framework first."""
+
+    needs: tuple[str, ...]
+    file: str
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def framework(self) -> str:
+        return self.needs[0]
+
+    @property
+    def path(self) -> Path:
+        return PROGRAMS_FOLDER / self.file
+
+
+FILES = {
+    "transformers": "transformers_trainer.py",
+    "accelerate": "accelerate_loop.py",
+    "lightning": "lightning_fit.py",
+    "deepspeed": "deepspeed_engine.py",
+    "megatron-core": "megatron_loop.py",
+}
+# Its loop is the framework's, so that no restart leaves a doubt.
+LOOPS_OF_THEIR_OWN = ("transformers", "lightning")
+STATEFUL = ", StatefulDataLoader"
+PROGRAMS = {
+    **{name: Program((name,), file) for name, file in FILES.items()},
+    **{
+        f"deepspeed, ZeRO-{stage}": Program(("deepspeed",), FILES["deepspeed"], {"ZERO": str(stage)})
+        for stage in (1, 2, 3)
+    },
+    **{
+        name + STATEFUL: Program((name, "torchdata"), file, {"LOADER": "stateful"})
+        for name, file in FILES.items()
+        # transformers' Trainer makes its loaders itself, and these of torch's; Lightning's may come back
+        # otherwise, which is said at the start.
+        if name not in LOOPS_OF_THEIR_OWN
+    },
+}
+# These go back to a save of all ranks.
+WITHOUT_REPLICA = ("deepspeed, ZeRO-1", "deepspeed, ZeRO-2")
+
+# By mode: the faults, where RANK stands for the middle rank. An epoch has 4 steps, so step 6 is in the middle
+# of one, and 4 the last of another. LATE: the rank is killed before its step, which the others have made.
+LATE = "late"
+DISTURBANCES: dict[str, dict[str, tuple[str, ...]]] = {
+    "user": {
+        UNDISTURBED: (),
+        "killed in forward": ("rank=RANK step=6 phase=forward kind=kill",),
+        "in backward": ("rank=RANK step=6 phase=backward kind=kill",),
+        "in the optimizer": ("rank=RANK step=6 phase=optimizer kind=kill",),
+        "behind it": ("rank=RANK step=6 phase=between kind=kill",),
+        "at an epoch's end": ("rank=0 step=4 phase=between kind=kill",),
+        "after the others' step": (LATE,),
+    },
+    "transparent": {
+        # The fifth step is the one that is validated. Where nothing else is amiss there are three recoveries.
+        "three faults": (
+            "rank=RANK step=6 phase=forward kind=device-lost",
+            "rank=0 step=8 phase=backward kind=sticky",
+            "rank=RANK step=10 phase=optimizer kind=proxy-kill",
+        ),
+    },
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One run that is compared with the undisturbed one without protection."""
+
+    program: str
+    mode: str
+    ranks: int
+    disturbance: str
+
+    @property
+    def faults(self) -> tuple[str, ...]:
+        found = DISTURBANCES[self.mode][self.disturbance]
+        return tuple(fault.replace("RANK", str(self.ranks // 2)) for fault in found)
+
+    @property
+    def is_protected(self) -> bool:
+        """Whether the mode takes the program: in user-level mode ZeRO-3 is named and left alone."""
+        return self.mode == "transparent" or self.program != "deepspeed, ZeRO-3"
+
+    def __str__(self) -> str:
+        return f"{self.program}-{self.mode}-{self.ranks} ranks-{self.disturbance}"
+
+
+def all_cases() -> Iterator[Case]:
+    """Yield them, those of one program and number of ranks together: they share an undisturbed run."""
+    for program in PROGRAMS:
+        if program.endswith(STATEFUL):
+            yield Case(program, "user", 2, "in backward")
+        elif "ZeRO" in program:
+            yield Case(program, "user", 2, "in backward" if program in WITHOUT_REPLICA else UNDISTURBED)
+            yield Case(program, "transparent", 2, "three faults")
+        else:
+            for disturbance in DISTURBANCES["user"]:
+                yield Case(program, "user", 2, disturbance)
+            yield Case(program, "transparent", 2, "three faults")
+            yield Case(program, "user", 4, "in backward")
+            yield Case(program, "user", 4, "after the others' step")
+            yield Case(program, "transparent", 4, "three faults")
