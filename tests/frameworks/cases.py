@@ -44,9 +44,7 @@ PROGRAMS = {
     **{
         name + STATEFUL: Program((name, "torchdata"), file, {"LOADER": "stateful"})
         for name, file in FILES.items()
-        # transformers' Trainer makes its loaders itself, and these of torch's; Lightning's may come back
-        # otherwise, which is said at the start.
-        if name not in LOOPS_OF_THEIR_OWN
+        if name != "transformers"  # whose Trainer makes its loaders itself, and these of torch's
     },
 }
 # These go back to a save of all ranks.
@@ -103,7 +101,9 @@ def all_cases() -> Iterator[Case]:
     """Yield them, those of one program and number of ranks together: they share an undisturbed run."""
     for program in PROGRAMS:
         if program.endswith(STATEFUL):
-            yield Case(program, "user", 2, "in backward")
+            # Lightning's may come back otherwise, which is said at the start.
+            is_exact = program != "lightning" + STATEFUL
+            yield Case(program, "user", 2, "in backward" if is_exact else UNDISTURBED)
         elif "ZeRO" in program:
             yield Case(program, "user", 2, "in backward" if program in WITHOUT_REPLICA else UNDISTURBED)
             yield Case(program, "transparent", 2, "three faults")

@@ -16,6 +16,7 @@ from cases import (
     LOOPS_OF_THEIR_OWN,
     PROGRAMS,
     PROGRAMS_FOLDER,
+    STATEFUL,
     WITHOUT_REPLICA,
     Case,
     Program,
@@ -118,6 +119,7 @@ def says_what_it_protects(case: Case, said: str) -> None:
     assert ("Restart 1 went on from step" in said) == bool(case.faults)
     if framework in LOOPS_OF_THEIR_OWN or not case.faults:
         assert "RuntimeWarning: jitckpt" not in said, said
+    assert ("the order of the samples may be another one" in said) == (case.program == "lightning" + STATEFUL)
     if case.program in WITHOUT_REPLICA:
         assert "each rank's part of the optimizer's state has no replica" in said
         if case.faults:
