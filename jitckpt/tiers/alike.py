@@ -23,7 +23,7 @@ PATIENCE_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
-class Run:
+class ChunkRun:
     """Chunks one after another, and whose data have them, too."""
 
     chunks: range
@@ -54,7 +54,7 @@ def missing(there: Sequence[range], count: int) -> list[range]:
     return [run for run in (*found, range(at, count)) if run]
 
 
-async def find(memory: HostMemory, own: Collection[int], index: Index) -> list[Run]:
+async def find(memory: HostMemory, own: Collection[int], index: Index) -> list[ChunkRun]:
     """Return what shards of these ranks have of one that is to come, once their snapshots are made."""
     if _are_alike(memory, own, index):
         until = time.monotonic() + PATIENCE_SECONDS
@@ -63,7 +63,7 @@ async def find(memory: HostMemory, own: Collection[int], index: Index) -> list[R
     return await asyncio.to_thread(_find, memory, own, index)
 
 
-def copied(run: Run, index: Index, to: Window) -> bool:
+def copied(run: ChunkRun, index: Index, to: Window) -> bool:
     """Have chunks that are here where they are to be; return whether they are whole."""
     digests = index.digests[run.chunks.start : run.chunks.stop]
     try:
@@ -74,7 +74,7 @@ def copied(run: Run, index: Index, to: Window) -> bool:
     return True
 
 
-def _find(memory: HostMemory, own: Collection[int], index: Index) -> list[Run]:
+def _find(memory: HostMemory, own: Collection[int], index: Index) -> list[ChunkRun]:
     by_chunk: dict[int, Window] = {}
     for rank in own:
         try:
@@ -83,10 +83,10 @@ def _find(memory: HostMemory, own: Collection[int], index: Index) -> list[Run]:
         except SaveError:  # there is none of this step, or it is damaged: what it has is sent
             continue
         by_chunk = {number: one.window for number in _same(here, index.checksums)} | by_chunk
-    found: list[Run] = []
+    found: list[ChunkRun] = []
     for window in dict.fromkeys(by_chunk.values()):
         of_one = sorted(number for number, its in by_chunk.items() if its is window)
-        found += [Run(run, window) for run in runs(of_one, MOST_AT_ONCE)]
+        found += [ChunkRun(run, window) for run in runs(of_one, MOST_AT_ONCE)]
     return sorted(found, key=lambda run: run.chunks.start)
 
 
