@@ -12,6 +12,7 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.errors import CheckpointError
 
 _CHANGED = "*changed"  # the key of what is no generator and no number
 PLAIN = (bool, int, float, str)
@@ -43,9 +44,17 @@ class Generators:
         return Encoded(tree, on_host.tensors | of_keepers.tensors)
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Put back what `capture` returned, decoded."""
+        """Put back what `capture` returned, decoded. Raises CheckpointError if it is of another loader."""
+        saved = state["own"]
+        if len(saved) != len(self._keepers):
+            here = ", ".join(type(keeper).__qualname__ for keeper in self._keepers) or "nothing"
+            raise CheckpointError(
+                f"The save has the generators of {len(saved)} loaders and samplers of this pass, and the "
+                f"script has those of {len(self._keepers)} ({here}). Build the loader as it was when the "
+                "save was made, with the same version of jitckpt; or begin anew in another directory."
+            )
         self._random.restore(state["host"])
-        for keeper, own in zip(self._keepers, state["own"], strict=True):
+        for keeper, own in zip(self._keepers, saved, strict=True):
             _restore_own(keeper, own)
 
 
