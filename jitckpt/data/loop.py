@@ -7,11 +7,12 @@ scheduler's step) belongs to that next step: a restart begins it again, with all
 """
 
 import dis
+import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from types import FrameType
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -34,6 +35,14 @@ _EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
 
 
+class Head(Protocol):
+    """Looks at what the script computes before an epoch's batches (worker/epoch_head.py)."""
+
+    def begins(self, frame: FrameType) -> None: ...
+    def digests(self, frame: FrameType) -> Mapping[str, str]: ...
+    def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None: ...
+
+
 class Loop:
     """Where the loops are, as a part of the rank-local state, and how they go on from there."""
 
@@ -47,19 +56,23 @@ class Loop:
         warn: Callable[[str], None],
         went_on: Callable[[FrameType], None] = lambda frame: None,
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
+        head: Head | None = None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch.
 
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch.
+        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch. head: looks at
+        what it computes before that epoch's batches.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
-        self._epoch_begins = epoch_begins
+        self._epoch_begins, self._head = epoch_begins, head
+        self._head_digests: Mapping[str, str] = {}  # of this epoch
+        self._head_said = b""  # the same, as they are kept
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -123,6 +136,8 @@ class Loop:
             for epoch in range(self._epoch, number):
                 if self._driven is None:
                     self._epoch_begins(sys._getframe(1))
+                    if self._head is not None:
+                        self._head.begins(sys._getframe(1))
                 if self._goes_on_at is None:
                     self._epoch_begun = generators.all_packed()
                 elif self._epoch_begun:  # what comes before the batches is drawn as it was
@@ -221,6 +236,8 @@ class Loop:
         saved = self._saved[number] if number < len(self._saved) else None
         if number == 0 and saved is None and self._epoch_begun == generators.all_packed():
             self._epoch_begun = b""
+        if number == 0 and self._in_epochs and self._head is not None:
+            self._look_at_head(self._head, sys._getframe(1), goes_on=saved is not None)
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
@@ -242,6 +259,14 @@ class Loop:
         self._of.append(known)
         self._put_numbers()
         return one, number
+
+    def _look_at_head(self, head: Head, frame: FrameType, *, goes_on: bool) -> None:
+        """The first pass of an epoch begins. goes_on: it did before a failure."""
+        now = head.digests(frame)
+        if goes_on:
+            head.compare(self._head_digests, now)
+        else:
+            self._head_digests, self._head_said = now, json.dumps(now).encode() if now else b""
 
     def _begin_again(self, known: Loader, saved: PassState) -> Pass:
         """Go on with a pass; the process's generators stay as they are."""
@@ -292,7 +317,7 @@ class Loop:
             [len(self._passes)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
         )
-        pieces = [("loop.epoch", self._epoch_begun)] + [
+        pieces = [("loop.epoch", self._epoch_begun), ("loop.head", self._head_said)] + [
             (f"loop.{number}.{name}", data)
             for number, one in enumerate(kept)
             for name, data in (
@@ -310,6 +335,7 @@ class Loop:
             self._tree = {
                 "numbers": {"$tensor": "loop.numbers"},
                 "epoch": {"$tensor": "loop.epoch"},
+                "head": {"$tensor": "loop.head"},
                 "passes": trees[:count],
                 "previous": trees[count:],
             }
@@ -347,6 +373,8 @@ class Loop:
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
         self._epoch_begun = own["epoch"].numpy().tobytes() if "epoch" in own else b""
+        self._head_said = own["head"].numpy().tobytes() if "head" in own else b""
+        self._head_digests = {} if of_others else json.loads(self._head_said or b"{}")
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])

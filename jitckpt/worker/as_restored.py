@@ -26,7 +26,7 @@ class AsRestored:
         self._host = host
         self._before = _look(host)
         self._tensors = _tensors_of(self._before)
-        self._sums = _sums(self._tensors)  # of what is written through `data` torch counts nothing
+        self._sums = sums(self._tensors)  # of what is written through `data` torch counts nothing
         self._writes = tensors_seen.writes(self._tensors.values())
         self._writes.look()
         self._optimizers = [one.optimizer for one in host.optimizers]
@@ -43,7 +43,7 @@ class AsRestored:
         if before is None or now is None or self._writes.changed():
             return True
         here = _tensors_of(now)
-        if here.keys() != self._tensors.keys() or _sums(here) != self._sums:
+        if here.keys() != self._tensors.keys() or sums(here) != self._sums:
             return True
         return before.held.frozen != now.held.frozen or any(
             (one.numbers, one.names) != (other.numbers, other.names)
@@ -67,7 +67,7 @@ def _tensors_of(shared: Shared | None) -> dict[str, Tensor]:
     return {name: one.detach() for name, one in shared.all_tensors().items() if name not in rates}
 
 
-def _sums(tensors: Mapping[str, Tensor]) -> list[int]:
+def sums(tensors: Mapping[str, Tensor]) -> list[int]:
     """Return a number for each that is another once its values are, as a rule; waits for the device once."""
     sums = [
         (torch.view_as_real(one) if one.is_complex() else one)

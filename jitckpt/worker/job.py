@@ -39,6 +39,7 @@ from jitckpt.worker import agreements, arguments, directory, resharding, restori
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.as_restored import AsRestored
 from jitckpt.worker.checkpoint_path import CheckpointPath
+from jitckpt.worker.epoch_head import EpochHead
 from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
@@ -228,7 +229,7 @@ class Job:
         self._protection: Protection | Unprotected = Unprotected()
         said: set[object] = set()
         self._variables = self._make_variables(given, said, of_epochs=False)
-        self._loop = self._make_loop(self._make_variables(given, said, of_epochs=True))
+        self._loop = self._make_loop(given, self._make_variables(given, said, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = HostState(
             model=given.model,
@@ -284,7 +285,7 @@ class Job:
             said=said,
         )
 
-    def _make_loop(self, variables_of_epochs: ScriptVariables) -> Loop:
+    def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
         return Loop(
             begins=self._loop_begins,
             boundary=self._boundary,
@@ -293,6 +294,7 @@ class Job:
             warn=self._reporter.warn_on_first,
             went_on=self._variables.look,
             epoch_begins=variables_of_epochs.look,
+            head=EpochHead([given.model, given.extra], self._reporter.warn_on_first),
         )
 
     @property

@@ -158,7 +158,7 @@ class ScriptVariables:
 
     def _say(self, changed: Sequence[str], frame: FrameType) -> None:
         """Name them, but for what another loop has named; two functions' variables may have one name."""
-        scope, code = _variables_of(frame), frame.f_code
+        scope, code = variables_of(frame), frame.f_code
         local = {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
         keys: dict[str, object] = {}
         for name in changed:
@@ -178,7 +178,7 @@ class ScriptVariables:
         kept |= {id(tensor) for one in self._given for tensor in _tensors_of(one)} | {*map(id, self._given)}
         read, carried = read_first(frame.f_code, at)
         tells_nothing = len(at) > 1
-        scope = _variables_of(frame)
+        scope = variables_of(frame)
         marks: dict[str, object] = {}
         called = [(name, scope[name]) for name in read if name in scope]
         used = {id(one): one for one in (*self._given, *scope.values())}.values()
@@ -251,7 +251,7 @@ class ScriptVariables:
         return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
 
 
-def _variables_of(frame: FrameType) -> dict[str, object]:
+def variables_of(frame: FrameType) -> dict[str, object]:
     """Return what a frame's code can read by name, and leave nothing of it with the frame.
 
     Before Python 3.13 a function's frame keeps the dict that it was asked for, and all in it (PEP 667): the

@@ -1,8 +1,10 @@
 """A job without the preloaded library: arguments, the warning, and restoring what was saved before."""
 
+import copy
 import os
 import random
 import signal
+import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -272,6 +274,46 @@ def test_what_the_head_of_an_epoch_changes_twice_beside_a_save_function_is_said(
         initialised(again)
         with pytest.warns(RuntimeWarning, match="before the batches of an epoch"):
             assert len([*job.batches(DataLoader(range(4)))]) == 2  # type: ignore[arg-type]
+
+
+def heads(given: dict[str, Any], epoch: int) -> dict[str, Any]:
+    """What a script may compute before an epoch's batches; by name."""
+    model = given["model"]
+    return {
+        "teacher": copy.deepcopy(model),
+        "norm": model.weight.detach().norm(),
+        "scale": float(model.weight.detach().sum()),
+        "weights": [float(one) for one in model.weight.flatten()],
+        "alias": model.weight.data,
+        "rate": 0.1 / (epoch + 1),
+        "began": time.time(),
+    }
+
+
+@pytest.mark.parametrize("name", heads(objects(), 0))
+def test_what_the_head_of_an_epoch_computes_otherwise_is_said_at_the_restart(name: str) -> None:
+    def train(given: dict[str, Any], *, saves: bool) -> list[str]:
+        job = init(**given)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for epoch in job.epochs(2):
+                computed = heads(given, epoch)[name]
+                for batch in job.batches(DataLoader(range(4))):  # type: ignore[arg-type]
+                    trained(given)
+                    if saves and (epoch, int(batch)) == (1, 1):
+                        write_save(Path("ckpt"), job, step=6)
+                del computed
+        job.close()
+        return [str(one.message) for one in said if "before an epoch's batches" in str(one.message)]
+
+    given = objects()
+    assert train(given, saves=True) == []
+    again = train(objects(), saves=False)
+    if name in ("alias", "rate", "began"):  # others keep it, or it does not follow from the parameters
+        assert again == []
+    else:
+        assert len(again) == 1
+        assert "otherwise than before the failure: computed." in again[0]
 
 
 def test_the_directory_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,102 @@
+"""What a script computes as an epoch begins, before its batches: a restart in that epoch computes it again.
+
+By then the parameters are those of the epoch's middle, so a copy of the model for distillation, or weights by
+its losses, come out otherwise. jitckpt can't set a script's variables; so digests of them are kept with the
+loop's place, and a restart that finds another value says so.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import suppress
+from types import FrameType
+from typing import Any
+
+import numpy
+import xxhash
+from torch import Tensor, nn
+
+from jitckpt.worker.as_restored import sums
+from jitckpt.worker.script_variables import CLOCK_SECONDS, CLOCKS, MOST_BYTES, is_scripts, variables_of
+
+DEPTH = 2  # of lists and dicts
+MOST_PARTS = 1000  # of one of them
+PLAIN = (bool, int, float, complex, str, type(None))
+
+OTHERWISE = (
+    "What the script computes before an epoch's batches came out otherwise than before the failure: {names}. "
+    "A restart in the middle of an epoch does it again, with the parameters of the middle. If the training "
+    "depends on it, this run differs from an undisturbed one from here on: compute it from the epoch's "
+    "number alone, or keep it in `extra`."
+)
+
+
+class EpochHead:
+    """Of one job. Told as an epoch begins and as its first pass does, each time with the caller's frame."""
+
+    def __init__(self, given: Iterable[object], warn: Callable[[str], None]) -> None:
+        """given: objects whose state is kept by others."""
+        self._given, self._warn = [*given], warn
+        self._frame: tuple[int, object] | None = None  # the one with the loop over epochs: its id and code
+        self._before: dict[str, int] = {}  # of its variables, the ids of their values as the epoch began
+
+    def begins(self, frame: FrameType) -> None:
+        """An epoch is given to this frame."""
+        self._frame = id(frame), frame.f_code
+        self._before = {name: id(value) for name, value in variables_of(frame).items()}
+
+    def digests(self, frame: FrameType | None) -> dict[str, str]:
+        """Return digests, by name, of what was computed since then; frame: the one that asks for a batch."""
+        while frame is not None and (id(frame), frame.f_code) != self._frame:
+            frame = frame.f_back
+        if frame is None or not is_scripts(frame):
+            return {}
+        kept = _memory_of(self._given)
+        found = {}
+        for name, value in variables_of(frame).items():
+            if not name.startswith("__") and self._before.get(name) != id(value):
+                with suppress(Exception):  # what can't be read is not compared, and no harm to the training
+                    if parts := [*_parts(value, kept)]:
+                        found[name] = xxhash.xxh3_64_hexdigest(repr(parts).encode())
+        self._frame, self._before = None, {}
+        return found
+
+    def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
+        """Say what is another since the failure."""
+        names = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+        if names:
+            self._warn(OTHERWISE.format(names=", ".join(names[:8]) + (" ..." if names[8:] else "")))
+
+
+def _parts(value: Any, kept: set[int], depth: int = DEPTH) -> Iterator[object]:
+    """Yield what tells a value's content; nothing of one that others keep, or that can't be told."""
+    if isinstance(value, PLAIN):
+        if not (type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)):
+            yield value
+    elif isinstance(value, nn.Module):
+        tensors = [*value.parameters(), *value.buffers()]
+        own = {str(number): one.detach() for number, one in enumerate(tensors) if _place(one) not in kept}
+        yield from sums(own)
+    elif isinstance(value, Tensor):
+        if _place(value) not in kept:
+            yield value.shape, sums({"": value.detach()})
+    elif isinstance(value, numpy.ndarray):
+        if not value.dtype.hasobject and value.nbytes <= MOST_BYTES:
+            yield value.shape, xxhash.xxh3_64_hexdigest(numpy.ascontiguousarray(value).view(numpy.uint8).data)
+    elif type(value) in (list, tuple, dict) and depth and len(value) <= MOST_PARTS:
+        for one in value.items() if isinstance(value, dict) else value:
+            yield from _parts(one, kept, depth - 1 if not isinstance(value, dict) else depth)
+
+
+def _place(tensor: Tensor) -> int:
+    """Return what tensors with the same memory have in common."""
+    try:
+        return tensor.untyped_storage().data_ptr() or id(tensor)
+    except (RuntimeError, NotImplementedError):  # one that has no memory of its own
+        return id(tensor)
+
+
+def _memory_of(given: Iterable[object]) -> set[int]:
+    found: set[int] = set()
+    for one in given:
+        if isinstance(one, nn.Module):
+            found |= {_place(tensor) for tensor in (*one.parameters(), *one.buffers())}
+    return found
