@@ -15,7 +15,7 @@ from typing import Any
 import numpy
 import torch
 import xxhash
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import (
     DataLoader,
     Dataset,
@@ -47,7 +47,9 @@ CONTAINERS = (list, tuple, dict, set, range)
 # Looked at by themselves, or what every start says anew.
 NOT_CHOSEN = frozenset({"dataset", "datasets", "data_source"})
 NOT_CHOSEN |= {"rank", "local_rank", "num_replicas", "world_size"}
-LISTED = (Tensor, numpy.ndarray, list, tuple, dict, int)  # what begins a list that may be a dataset
+# What begins a list that may be a dataset.
+LISTED = (Tensor, numpy.ndarray, numpy.generic, list, tuple, dict, int, str)
+COLLECTED = (Tensor, list, dict)  # a tuple of others is not known to the garbage collector
 
 
 class _Known:
@@ -66,10 +68,13 @@ def watch() -> None:
     """What is made from now on is made in the loop that begins."""
     global _known  # noqa: PLW0603
     _known = known = _Known()
-    kinds = {list}.union(*map(_with_subclasses, (Dataset, Sampler, DataLoader)))
-    for one in [one for one in gc.get_objects() if type(one) in kinds]:  # fast: there are a million of them
-        if type(one) is list:
-            if len(one) > 1 and isinstance(one[0], LISTED):
+    objects = gc.get_objects()  # a million of them
+    kinds = {list, tuple}.union(*map(_with_subclasses, (Dataset, Sampler, DataLoader)))
+    # Not isinstance, which asks objects that warn when they are asked.
+    kinds |= {one for one in objects if issubclass(type(one), type) and _makes_loaders(one)}
+    for one in [one for one in objects if type(one) in kinds]:
+        if type(one) in (list, tuple):
+            if _may_be_dataset(one):
                 known.lists[id(one)] = len(one)
             continue
         with suppress(TypeError):  # of a class with __slots__
@@ -78,8 +83,15 @@ def watch() -> None:
 
 
 def is_made_in_loop(loader: object) -> bool:
-    """Whether a DataLoader or a list was made since the loop has begun."""
-    return _known is not None and isinstance(loader, DataLoader | list) and _is_new(loader, _known)
+    """Whether a DataLoader, a list or what has a state of its own was made since the loop has begun."""
+    can_tell = isinstance(loader, DataLoader | list) or _makes_loaders(type(loader))
+    return _known is not None and can_tell and _is_new(loader, _known)
+
+
+def _makes_loaders(kind: type) -> bool:
+    """Whether its instances may be loaders that go on by their own state."""
+    names = {name for one in kind.__mro__ for name in ("state_dict", "__iter__") if name in vars(one)}
+    return len(names) == len(("state_dict", "__iter__")) and not issubclass(kind, nn.Module)
 
 
 def _with_subclasses(kind: type) -> set[type]:
@@ -102,7 +114,7 @@ def chosen(loader: Iterable[Any], warn: Callable[[str], None]) -> bytes:
                     candidate = _short(value)
                     tree_codec.encode(candidate, name)
                     short = candidate
-            if size is None or (short is None and isinstance(value, list)):
+            if size is None or (short is None and isinstance(value, list)) or type(one) is tuple:
                 too_much.append(type(one).__qualname__ + f".{name}" * bool(name))
             elif short is not None:
                 values[name], left = short, left - size
@@ -147,21 +159,36 @@ def _objects_of(loader: Iterable[Any]) -> Iterator[Any]:
     found: list[Any] = []
     while waiting and len(found) < MOST_OBJECTS:
         one = waiting.pop(0)
-        if any(one is other for other in found) or not (isinstance(one, Dataset) or type(one) is list):
+        is_listed = type(one) in (list, tuple)
+        if any(one is other for other in found) or not (isinstance(one, Dataset) or is_listed):
             continue
         found.append(one)
         if isinstance(one, Dataset):
-            inner = [getattr(one, name, None) for name in ("dataset", "datasets")]
-            waiting += [
-                part for each in inner for part in (each if isinstance(each, list | tuple) else [each])
-            ]
+            waiting += _datasets_in(one)
     yield from found
     yield from samplers(loader) if isinstance(loader, DataLoader) else ()
 
 
+def _datasets_in(one: Any) -> Iterator[Any]:
+    """Yield the datasets that a dataset has in its attributes, and lists that it calls datasets."""
+    for name, value in getattr(one, "__dict__", {}).items():
+        if isinstance(value, Dataset) or (name in NOT_CHOSEN and type(value) is list):
+            yield value
+        if isinstance(value, list | tuple) and len(value) <= MOST_OBJECTS:
+            yield from (part for part in value if isinstance(part, Dataset))
+
+
+def _are_datasets(value: Any) -> bool:
+    return isinstance(value, list | tuple) and bool(value) and all(isinstance(one, Dataset) for one in value)
+
+
+def _may_be_dataset(one: list[Any] | tuple[Any, ...]) -> bool:
+    return len(one) > 1 and isinstance(one[0], LISTED if type(one) is list else COLLECTED)
+
+
 def _is_new(one: Any, known: _Known) -> bool:
-    if type(one) is list:
-        return len(one) > 1 and isinstance(one[0], LISTED) and known.lists.get(id(one)) != len(one)
+    if type(one) in (list, tuple):
+        return _may_be_dataset(one) and known.lists.get(id(one)) != len(one)
     reference = known.objects.get(id(one))
     return reference is None or reference() is not one
 
@@ -175,13 +202,14 @@ def _chosen_of(one: Any, known: _Known) -> Iterator[tuple[str, Any]]:
         elif before != now and isinstance(one, TensorDataset):
             pairs = zip(one.tensors, [*before, *[None] * len(now)], now, strict=False)
             yield "tensors", [None if was == mark else tensor for tensor, was, mark in pairs]
-    elif type(one) is list:
+    elif type(one) in (list, tuple):
         yield "", one
     elif isinstance(one, Subset):
         yield "indices", one.indices
     elif not isinstance(one, DistributedSampler):
         for name, value in getattr(one, "__dict__", {}).items():
-            if isinstance(value, (*PLAIN, *CONTAINERS, Tensor, numpy.ndarray)) and name not in NOT_CHOSEN:
+            is_value = isinstance(value, (*PLAIN, *CONTAINERS, Tensor, numpy.ndarray))
+            if is_value and name not in NOT_CHOSEN and not _are_datasets(value):
                 yield name, value
 
 
@@ -212,6 +240,9 @@ def _size(value: Any, most: int) -> int | None:
             return isinstance(one, Tensor) or not one.dtype.hasobject
         if isinstance(one, str):
             left -= len(one)
+        elif isinstance(one, numpy.generic):
+            left -= one.nbytes
+            return one.dtype.kind in "biuf"
         elif isinstance(one, list | range) and len(one) and type(one[0]) in (int, float):
             left -= NUMBER * len(one) if type(one[0]) is int else 8 * len(one)
         elif isinstance(one, CONTAINERS):
@@ -234,17 +265,25 @@ def _short(value: Any) -> Any:
         return value.detach().cpu()
     if isinstance(value, range):
         value = [*value]
-    if isinstance(value, list) and value and type(value[0]) in (int, float):
-        values = numpy.asarray(value) if {*map(type, value)} == {type(value[0])} else numpy.empty(0, object)
-        if values.dtype.kind == "i" and values.min() >= -(1 << 31) and values.max() < 1 << 31:
-            return {"*list": torch.from_numpy(values.astype(numpy.int32))}
-        if values.dtype.kind in "if":
-            return {"*list": torch.from_numpy(values)}
     if isinstance(value, list):
-        return [*map(_short, value)]
+        return _numbers_of(value) or [*map(_short, value)]
     if isinstance(value, tuple):
         return tuple([*map(_short, value)])
     return {key: _short(one) for key, one in value.items()} if isinstance(value, dict) else value
+
+
+def _numbers_of(values: list[Any]) -> dict[str, Tensor] | None:
+    """Return numbers of one type, and what they were: Python's or numpy's."""
+    if not values or not isinstance(values[0], int | float | numpy.generic):
+        return None
+    if len({*map(type, values)}) > 1:
+        return None
+    found = numpy.asarray(values)
+    if isinstance(values[0], numpy.generic):
+        return {"*numpy": torch.from_numpy(found)} if found.dtype.kind in "biuf" else None
+    if found.dtype.kind == "i" and found.min() >= -(1 << 31) and found.max() < 1 << 31:
+        found = found.astype(numpy.int32)
+    return {"*list": torch.from_numpy(found)} if found.dtype.kind in "if" else None
 
 
 def _long(value: Any) -> Any:
@@ -256,6 +295,8 @@ def _long(value: Any) -> Any:
     if isinstance(value, dict):
         if [*value] == ["*list"]:
             return value["*list"].tolist()
+        if [*value] == ["*numpy"]:
+            return [*value["*numpy"].numpy()]
         return {key: _long(one) for key, one in value.items()}
     return value
 

@@ -289,6 +289,8 @@ def generators() -> list[float]:
 
 
 def listed(batch: Any) -> Any:
+    if isinstance(batch, str):
+        return batch
     return batch.tolist() if isinstance(batch, Tensor) else [listed(one) for one in batch]
 
 
@@ -867,7 +869,29 @@ class Labelled(Dataset[Any]):
         return int(self.numbers[index]) + self.names[index][0]
 
 
+class Wrapped(Dataset[Any]):
+    """The usual one around a Subset, under a name of its own."""
+
+    def __init__(self, subset: Subset[Any]) -> None:
+        self.subset = subset
+
+    def __len__(self) -> int:
+        return len(self.subset)
+
+    def __getitem__(self, index: int) -> Any:
+        return 2 * self.subset[index]
+
+
 MADE: dict[str, Callable[[list[int]], Any]] = {
+    "Subset in a dataset": lambda found: DataLoader(
+        Wrapped(Subset(Squares(40), found)), batch_size=4, shuffle=True
+    ),
+    "list of names": lambda found: [f"{number}.bin" for number in found],
+    "list of numpy's numbers": lambda found: DataLoader(
+        [*numpy.array(found)],  # type: ignore[arg-type]
+        batch_size=4,
+        shuffle=True,
+    ),
     "TensorDataset": lambda found: DataLoader(TensorDataset(torch.tensor(found)), batch_size=4),
     "weights": lambda found: DataLoader(
         Squares(40), batch_size=4, sampler=WeightedRandomSampler([one + 0.5 for one in found], len(found))
@@ -938,6 +962,47 @@ def test_loaders_in_turn_give_what_they_give_alone() -> None:
     assert run(in_turn, build).told == run(in_turn, build, plain=True).told
 
 
+class Seeded:
+    """Goes on by its own state, which does not hold the seed that it was made with."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed, self.epoch, self.place = seed, 0, 0
+
+    def __iter__(self) -> Iterator[Any]:
+        order = torch.randperm(9, generator=torch.Generator().manual_seed(10 * self.seed + self.epoch))
+        while self.place < 3:
+            self.place += 1
+            yield order[3 * self.place - 3 : 3 * self.place]
+        self.place, self.epoch = 0, self.epoch + 1
+
+    def state_dict(self) -> dict[str, int]:
+        return {"epoch": self.epoch, "place": self.place}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.epoch, self.place = state["epoch"], state["place"]
+
+
+def with_one_made_anew(training: Training, data: Any, plain: bool) -> None:
+    loop = training.loop
+    for epoch in range(3) if plain else loop.epochs(3):
+        for loader in (data, Seeded(epoch)):
+            for batch in loader if plain else loop.batches(loader):
+                training.told.append((epoch, listed(batch), generators()))
+                training.optimize()
+
+
+def test_one_that_has_a_state_and_is_made_in_each_epoch_goes_on_from_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+
+    def build() -> Any:
+        return DataLoader(Squares(6), batch_size=2, shuffle=True)
+
+    assert run(with_one_made_anew, build).told == run(with_one_made_anew, build, plain=True).told
+    check_all(with_one_made_anew, build, (2, 5, 8, 10))
+
+
 def changed_in_its_place(training: Training, data: Any, plain: bool) -> None:
     """A dataset from before the loop: by its own name, through a variable of the script's, and anew."""
     loop, (loader, values, labels, numbers) = training.loop, data
@@ -990,6 +1055,7 @@ def test_what_was_there_before_the_loop_is_not_kept(monkeypatch: pytest.MonkeyPa
         (lambda: DataLoader(Subset(Squares(), range(131073))), "Subset.indices: "),
         (lambda: DataLoader(TensorDataset(torch.ones(1 << 18))), "TensorDataset.tensors: "),
         (lambda: [torch.ones(1), object()], "list: "),
+        (lambda: torch.arange(8).split(2), "tuple: "),
         (lambda: [1, Squares()], "list: "),
         (lambda: [torch.ones(1 << 18), torch.ones(2)], "list: "),
     ],
