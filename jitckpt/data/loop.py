@@ -27,12 +27,27 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import JitckptError
 
 _ITERATION, _LEFT, _EPOCH, _BOUNDARY, _FIRST = range(5)  # places in the numbers; behind them, of each pass,
-_OF_A_PASS = 4  # batches, whether ended, whether left, digest
+_OF_A_PASS = 4  # batches, whether ended, whether left, digest; and last
+_LOOPS = 2  # which of the loops over epochs it is, and which over steps: a version before had not these two
 # What CPython does as a loop's iterator goes, if not an exception is the cause.
 _LEAVING = frozenset({"POP_TOP", "FOR_ITER", "END_FOR", "POP_ITER"})
 _TOLD = "_jitckpt_epoch"  # what a sampler was told last
 _EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
+
+
+STEPS_IN_BATCHES = (
+    "A loop over job.steps is begun in one over job.batches: after a failure in it the job goes on with the "
+    "next batch, and the rest of its steps with this one is left out. Take the steps by range(), so that one "
+    "batch with all its steps is one minibatch."
+)
+
+
+DROPPED = (
+    "A loop over job.batches was dropped before its end, and not left with break. It counts as left from "
+    "here on, so a restart later in this epoch gets no batch of it. To look at a batch, take it of the "
+    "loader itself: next(iter(loader))."
+)
 
 
 class Head(Protocol):
@@ -80,6 +95,11 @@ class Loop:
         self._epoch = 0
         self._epoch_begun = b""  # all generators then, packed, if something is drawn before the first batch
         self._in_epochs = self._in_steps = False
+        # Which of several loops one after the other it is in: over epochs, and over steps (in this epoch).
+        self._epoch_loop = self._step_loop = 0
+        self._epoch_loops_begun = self._step_loops_begun = 0  # in this process
+        self._dropped: list[PassState] = []  # whose iterators went, and nobody knows yet whether by a failure
+        self._given_outside = False  # the newest batch was asked for outside of a loop over steps
         self._went_on = False
         self._driven: Iterator[int] | None = None
         self._warned = self._warned_of_cycle = False
@@ -104,6 +124,14 @@ class Loop:
         if self._in_steps:
             raise JitckptError("job.steps was called in a loop over job.steps: only one of them can go on.")
         self._begin()
+        if self._given_outside and any(not one.ended for one in self._passes):
+            self._warn(STEPS_IN_BATCHES)
+        begun, self._step_loops_begun = self._step_loops_begun, self._step_loops_begun + 1
+        if begun < self._step_loop:
+            return  # it was at its end before the failure
+        if begun > self._step_loop:
+            self._step_loop, self._iteration, self._left = begun, 0, False
+            self._put_numbers()
         self._in_steps = True
         first = number if self._left else self._iteration
         if self._iteration > 0 and not self._saved and not self._went_on:
@@ -131,6 +159,12 @@ class Loop:
         if self._in_epochs or self._in_steps:
             raise JitckptError("job.epochs was called in another loop of the job: it must be the outermost.")
         self._begin()
+        begun, self._epoch_loops_begun = self._epoch_loops_begun, self._epoch_loops_begun + 1
+        if begun < self._epoch_loop:
+            return  # it was at its end before the failure
+        if begun > self._epoch_loop:
+            self._epoch_loop = begun
+            self._begin_epoch(0)
         self._in_epochs = True
         try:
             for epoch in range(self._epoch, number):
@@ -148,13 +182,18 @@ class Loop:
                         f"In epoch {epoch} a loop over job.batches was neither run to its end nor left with "
                         "break, so a failure after it would go on in it. Use it in a for statement."
                     )
-                self._epoch, self._iteration, self._left = epoch + 1, 0, False
-                self._previous = [*self._passes, *self._previous[len(self._passes) :]]
-                self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
-                self._put_numbers()
+                self._begin_epoch(epoch + 1)
                 self._reached()
         finally:
             self._in_epochs = False
+
+    def _begin_epoch(self, number: int) -> None:
+        self._epoch, self._iteration, self._left = number, 0, False
+        self._step_loop = self._step_loops_begun = 0
+        self._given_outside = False
+        self._previous = [*self._passes, *self._previous[len(self._passes) :]]
+        self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
+        self._put_numbers()
 
     def batches(self, loader: Iterable[Any]) -> "Batches":
         return Batches(self, loader)
@@ -232,6 +271,7 @@ class Loop:
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
         """Begin a pass over a loader; returns it and its number among those of the epoch."""
         self._begin()
+        self._leave_dropped()
         number = len(self._passes)
         saved = self._saved[number] if number < len(self._saved) else None
         if number == 0 and saved is None and self._epoch_begun == generators.all_packed():
@@ -279,6 +319,7 @@ class Loop:
     def next_batch(self, one: Pass, number: int, frame: FrameType | None = None) -> Any:
         """Return the next batch of a pass; the script, in this frame, is between two minibatches."""
         self._reached(frame)
+        self._leave_dropped()
         newest, minibatches = self._newest
         outer = any(not other.ended for other in self._passes[:number])
         if newest is one and minibatches < self._minibatches and outer and not self._in_steps:
@@ -295,6 +336,7 @@ class Loop:
             self._ended()
             raise
         self._newest = one, self._minibatches
+        self._given_outside = not self._in_steps
         self._has_given = True
         self._put_numbers()
         return batch
@@ -304,6 +346,24 @@ class Loop:
         self._reached()
         one.end(left=True)
         self._ended()
+
+    def drop(self, one: Pass) -> None:
+        """The iterator over a pass goes: by a failure, or by an exception that the script catches."""
+        self._dropped.append(one.state)
+
+    def _leave_dropped(self) -> None:
+        """The script goes on, so no failure was the cause: nothing more is asked of these passes."""
+        while self._dropped:
+            one = self._dropped.pop()
+            if not one.ended:
+                self._warn(DROPPED)
+                one.ended = one.left = True
+                self._put_numbers()
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether a restart is to be put back where it was: in a pass, or in a loop over steps."""
+        return self._goes_on_at is not None or self._iteration > 0
 
     def close(self) -> None:
         """End workers that would stay for the next pass."""
@@ -372,6 +432,8 @@ class Loop:
         """
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
+        if (len(numbers) - _FIRST) % _OF_A_PASS == _LOOPS:
+            self._epoch_loop, self._step_loop = numbers[-_LOOPS:]
         self._epoch_begun = own["epoch"].numpy().tobytes() if "epoch" in own else b""
         self._head_said = own["head"].numpy().tobytes() if "head" in own else b""
         self._head_digests = {} if of_others else json.loads(self._head_said or b"{}")
@@ -434,6 +496,7 @@ class Loop:
         numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
         for one in (*self._passes, *self._previous):
             numbers += [one.batches, int(one.ended), int(one.left), one.digest]
+        numbers += [self._epoch_loop, self._step_loop]
         if len(numbers) != len(self._numbers):
             self._numbers = torch.zeros(len(numbers), dtype=torch.int64, device="cpu")
         self._numbers[:] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
@@ -497,6 +560,8 @@ class Iteration:
         if self._pass is not None and not self._pass.state.ended:
             if _left_by_the_script():
                 self._loop.leave(self._pass)
+            else:
+                self._loop.drop(self._pass)
             self._pass.drop()
 
 
@@ -518,9 +583,10 @@ def _doing(frame: FrameType) -> str:
 def _set_epoch(loader: Iterable[Any], epoch: int) -> None:
     """Tell samplers such as DistributedSampler the epoch, unless the script has told them another."""
     for sampler in samplers(loader) if isinstance(loader, DataLoader) else ():
-        if hasattr(sampler, "set_epoch") and getattr(sampler, _TOLD, None) in (None, _epoch_of(sampler)):
+        # It begins with 0, as torch's do; with another one the script has told it an epoch before.
+        if hasattr(sampler, "set_epoch") and getattr(sampler, _TOLD, 0) == (_epoch_of(sampler) or 0):
             sampler.set_epoch(epoch)
-            setattr(sampler, _TOLD, _epoch_of(sampler))
+            setattr(sampler, _TOLD, _epoch_of(sampler) or 0)
 
 
 def _epoch_of(sampler: Any) -> Any:

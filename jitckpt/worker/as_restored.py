@@ -33,10 +33,14 @@ class AsRestored:
         for optimizer in self._optimizers:
             _add_no_group_twice(optimizer)
 
-    def is_changed(self) -> bool:
-        """Return whether it is another now; for once."""
+    def end(self) -> None:
+        """Let the optimizers be as they were."""
         for optimizer in self._optimizers:
             vars(optimizer).pop("add_param_group", None)
+
+    def is_changed(self) -> bool:
+        """Return whether it is another now; for once."""
+        self.end()
         if self._host.model is not None:
             self._host.model.follow()
         before, now = self._before, _look(self._host)

@@ -560,10 +560,15 @@ class Job:
             # Rates on the device are given by reference, and the script may change them in their place.
             tree, tensors = self._host.progress()
             self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
-            self._as_restored = AsRestored(self._host)
+            if self._loop.goes_on:
+                self._as_restored = AsRestored(self._host)
 
     def _boundary(self) -> bool:
-        return self._protection.boundary()
+        has_stepped = self._protection.boundary()
+        if has_stepped and self._as_restored is not None:
+            self._as_restored.end()
+            self._as_restored = None
+        return has_stepped
 
     def _write_again(self) -> None:
         self._protection.write_again()

@@ -1003,6 +1003,124 @@ def test_one_that_has_a_state_and_is_made_in_each_epoch_goes_on_from_no_other(
     check_all(with_one_made_anew, build, (2, 5, 8, 10))
 
 
+def epochs_after_epochs(training: Training, loader: Any, plain: bool) -> None:
+    """Pretraining and fine-tuning, say."""
+    for part, count in (("first", 2), ("second", 3)):
+        for epoch in range(count) if plain else training.loop.epochs(count):
+            for batch in loader if plain else training.loop.batches(loader):
+                training.told.append((part, epoch, listed(batch), generators()))
+                training.optimize()
+
+
+def steps_after_steps(training: Training, epochs: int, plain: bool) -> None:
+    loop = training.loop
+    for epoch in range(epochs) if plain else loop.epochs(epochs):
+        for part, count in (("first", 2), ("second", 3)):
+            for step in range(count) if plain else loop.steps(count):
+                training.told.append((epoch, part, step, generators()))
+                training.optimize()
+
+
+def steps_alone(training: Training, count: int, plain: bool) -> None:
+    for part in range(count):
+        for step in range(part + 2) if plain else training.loop.steps(part + 2):
+            training.told.append((part, step, generators()))
+            training.optimize()
+
+
+@pytest.mark.parametrize(
+    ("program", "build"),
+    [
+        (epochs_after_epochs, lambda: DataLoader(Squares(6), batch_size=2, shuffle=True)),
+        (steps_after_steps, lambda: 2),
+        (steps_alone, lambda: 3),
+    ],
+)
+def test_loops_one_after_the_other_are_each_gone_through(program: Any, build: Callable[[], Any]) -> None:
+    assert run(program, build).told == run(program, build, plain=True).told
+    assert not run(program, build).warnings
+    check_all(program, build)
+
+
+def steps_with_each_batch(training: Training, loader: Any, plain: bool) -> None:
+    for batch in loader if plain else training.loop.batches(loader):
+        for step in range(2) if plain else training.loop.steps(2):
+            training.told.append((step, listed(batch), generators()))
+            training.optimize()
+
+
+def test_a_loop_over_steps_in_one_over_batches_is_named_and_not_cut_short() -> None:
+    def build() -> Any:
+        return DataLoader(Squares(6), batch_size=2, shuffle=True)
+
+    here = run(steps_with_each_batch, build)
+    assert here.told == run(steps_with_each_batch, build, plain=True).told
+    assert here.warnings[0].startswith("A loop over job.steps is begun in one over job.batches")
+
+
+class Enough(Exception):
+    """Raised by a script, and caught there."""
+
+
+def begun_and_dropped(training: Training, loader: Any, plain: bool) -> None:
+    """A loop that an exception leaves, and then the loop."""
+    for epoch in range(3) if plain else training.loop.epochs(3):
+        try:
+            for batch in loader if plain else training.loop.batches(loader):
+                training.told.append((epoch, listed(batch), generators()))
+                training.optimize()
+                if training.step % 5 == 2:
+                    raise Enough
+        except Enough:
+            training.told.append("enough")
+        for batch in loader if plain else training.loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+
+
+def test_what_is_begun_and_dropped_is_no_outer_loop() -> None:
+    def build() -> Any:
+        return DataLoader(Squares(6), batch_size=2, shuffle=True)
+
+    here = run(begun_and_dropped, build)
+    assert here.told == run(begun_and_dropped, build, plain=True).told
+    assert "was dropped before its end" in here.warnings[0]
+    check_all(begun_and_dropped, build, (1, 3, 4, 5, 6))  # not where it is raised: nobody knows that then
+
+
+def looked_at_first(training: Training, loader: Any, plain: bool) -> None:
+    for _ in range(2):
+        training.told.append(listed(next(iter(loader if plain else training.loop.batches(loader)))))
+        for batch in loader if plain else training.loop.batches(loader):
+            training.told.append((listed(batch), generators()))
+            training.optimize()
+
+
+def test_a_batch_that_is_looked_at_ends_no_healthy_training() -> None:
+    def build() -> Any:
+        return DataLoader(Squares(6), batch_size=2, shuffle=True)
+
+    here = run(looked_at_first, build)
+    assert here.told == run(looked_at_first, build, plain=True).told
+    assert "To look at a batch, take it of the loader itself" in here.warnings[0]
+
+
+def told_other_epochs(training: Training, loader: Any, plain: bool) -> None:
+    for epoch in range(3) if plain else training.loop.epochs(3):
+        loader.sampler.set_epoch(100 + epoch)
+        for batch in loader if plain else training.loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+
+
+def test_epochs_that_the_script_tells_a_sampler_are_left() -> None:
+    def build() -> Any:
+        return DataLoader(Squares(), batch_size=3, sampler=DistributedSampler(Squares(), 2, 1, seed=5))
+
+    assert run(told_other_epochs, build).told == run(told_other_epochs, build, plain=True).told
+    check_all(told_other_epochs, build)
+
+
 def changed_in_its_place(training: Training, data: Any, plain: bool) -> None:
     """A dataset from before the loop: by its own name, through a variable of the script's, and anew."""
     loop, (loader, values, labels, numbers) = training.loop, data
