@@ -103,7 +103,9 @@ def write_whole(one: Shard, root: Path, start: int, by: str) -> int:
     They are written from there.
     """
     index = parse_index(one.index, one.seal)
-    data = torch.frombuffer(memoryview(one.window), dtype=torch.uint8) if one.window.size else torch.empty(0)
+    data = torch.empty(0, dtype=torch.uint8, device="cpu")
+    if one.window.size:
+        data = torch.frombuffer(memoryview(one.window), dtype=torch.uint8)
     return _write(root, index, state_of(index, data), start, by)[1]
 
 

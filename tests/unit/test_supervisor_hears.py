@@ -240,7 +240,7 @@ NOTED = "host 1 says what makes no sense: "
         ({"type": "ended", "rank": 1, "exit_code": 0, "told": "no"}, "told can't be 'no'"),
         ({"type": "alarm", "cause": "hang", "text": "", "blamed": ["1"]}, "blamed can't be ['1']"),
         ({"type": "alarm", "cause": "hang"}, "of type alarm lacks text, blamed"),
-        ({"type": "kept", "rank": 1, "steps": [1], "by": "1"}, "by can't be '1'"),
+        ({"type": "counted", "hosts": [1], "steps": "1"}, "steps can't be '1'"),
         ({"rank": 1, "exit_code": 0}, "has the unknown type None"),
         ({"type": "takes_in", "who": "a host"}, "Nobody here has a use for TakesIn(who='a host')"),
         ({"type": "ended", "rank": 7, "exit_code": 0, "told": "kill"}, "KeyError('rank 7')"),
