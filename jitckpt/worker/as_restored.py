@@ -16,6 +16,7 @@ from jitckpt.errors import TreeError
 from jitckpt.state import tensors_seen
 from jitckpt.state.host_state import HostState, Shared
 
+AT_A_TIME = 1 << 20  # elements, of which 16 bytes each are needed meanwhile
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -72,14 +73,19 @@ def _tensors_of(shared: Shared | None) -> dict[str, Tensor]:
 
 
 def sums(tensors: Mapping[str, Tensor]) -> list[int]:
-    """Return a number for each that is another once its values are, as a rule; waits for the device once."""
-    sums = [
-        (torch.view_as_real(one) if one.is_complex() else one)
-        .view(WORDS[one.itemsize // 2 if one.is_complex() else one.itemsize])
-        .sum(dtype=torch.int64)
-        for one in tensors.values()
-    ]
-    return torch.stack([one.to(sums[0].device) for one in sums]).tolist() if sums else []
+    """Return a number for each, another once its values or their order are; waits for the device once."""
+    found = [_sum(one) for one in tensors.values()]
+    return torch.stack([one.to(found[0].device) for one in found]).tolist() if found else []
+
+
+def _sum(tensor: Tensor) -> Tensor:
+    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+    words = real.view(WORDS[real.itemsize]).reshape(-1)
+    weights = torch.arange(1, 1 + min(len(words), AT_A_TIME), dtype=torch.int64, device=words.device)
+    total = torch.zeros((), dtype=torch.int64, device=words.device)
+    for number, part in enumerate(words.split(AT_A_TIME)):
+        total += (2 * number + 1) * (part.to(torch.int64) * weights[: len(part)]).sum()
+    return total
 
 
 def _are_same(one: Encoded, other: Encoded) -> bool:

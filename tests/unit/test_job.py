@@ -191,6 +191,10 @@ def through_data(given: dict[str, Any]) -> None:
     given["model"].weight.data.mul_(0.5)
 
 
+def rolled(given: dict[str, Any]) -> None:
+    given["model"].weight.data.copy_(given["model"].weight.data.roll(1, 0))
+
+
 def put_in_place(given: dict[str, Any]) -> None:
     """Another parameter in the place of one, whose state is dropped."""
     model, optimizer = given["model"], given["optimizer"]
@@ -218,7 +222,7 @@ def frozen(given: dict[str, Any]) -> None:
     given["model"].bias.requires_grad_(not given["model"].bias.requires_grad)
 
 
-HEADS = [initialised, through_data, put_in_place, forgotten, halved, added, frozen]
+HEADS = [initialised, through_data, rolled, put_in_place, forgotten, halved, added, frozen]
 
 
 @pytest.mark.filterwarnings("error:jitckpt. No state")
