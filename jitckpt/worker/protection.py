@@ -805,6 +805,8 @@ class Protection:
             if self._outside.tells_apart:
                 self._checker.step_begins()
             self._checker.settled(step, self._host.local if changed else None)
+            if changed:
+                self._checker.step_begins()  # what the next epoch begins with may change what it copies now
 
     def drawn_ahead(self) -> None:
         self._reporter.warn_once(
