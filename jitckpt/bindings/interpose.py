@@ -11,7 +11,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 6
+ABI = 7
 KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
@@ -32,6 +32,7 @@ typedef struct {
   double hang_floor_s;
   double settle_s;
   uint32_t max_ahead;
+  uint32_t max_calls_ahead;
   jitckpt_save_fn save;
   int (*gil_check)(void);
   void* (*gil_release)(void);
@@ -136,12 +137,14 @@ class Native:
         hang_floor: float,
         settle: float,
         max_ahead: int,
+        max_calls_ahead: int,
         save: Callable[[bytes], int],
     ) -> None:
         """Start the watchdog; `save` is called on a thread of the library with the agent's order.
 
         agent_fd: -1 without an agent. hang_timeout, hang_floor, settle: seconds; with a floor above 0 the
-        time-out is learned between the two. Raises NativeError.
+        time-out is learned between the two. max_calls_ahead: so many device calls, about, may wait on a
+        stream; 0: any number. Raises NativeError.
         """
 
         def called(order: Any) -> int:
@@ -151,7 +154,8 @@ class Native:
         config = self._ffi.new("jitckpt_config_t*")
         config.agent_fd, config.hang_timeout_s, config.settle_s = agent_fd, hang_timeout, settle
         config.hang_floor_s = hang_floor
-        config.max_ahead, config.save = max_ahead, self._callback
+        config.max_ahead, config.max_calls_ahead = max_ahead, max_calls_ahead
+        config.save = self._callback
         config.gil_check = self._library.PyGILState_Check
         config.gil_release = self._library.PyEval_SaveThread
         config.gil_acquire = self._library.PyEval_RestoreThread

@@ -166,6 +166,15 @@ SELF_CHECK = _one_of(
     "what a save would hold is compared with the training: 1: samples of large tensors, full: all",
     choices=("1", "0", "full"),
 )
+CALLS_AHEAD = _whole(
+    "JITCKPT_CALLS_AHEAD",
+    "you",
+    "worker",
+    "about so many device calls may wait on one stream; 0: any number, and then a hang may not be saved",
+    default=256,
+    least=0,
+    most=1 << 20,
+)
 HANG_TIMEOUT = _seconds(
     "JITCKPT_HANG_TIMEOUT",
     "agent or you",

@@ -45,7 +45,7 @@ from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment, protocol
-from jitckpt.worker import spare
+from jitckpt.worker import one_connection, spare
 from jitckpt.worker.agreements import all_say, job_store, on_several_hosts
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.draws import TWO_LINES, Draws
@@ -234,9 +234,11 @@ class Protection:
             hang_floor=environment.HANG_FLOOR.get(),
             settle=SETTLE_SECONDS,
             max_ahead=max_ahead,
+            max_calls_ahead=environment.CALLS_AHEAD.get(),
             save=self._saver,
         )
         reporter.speaks_through(native)
+        one_connection.warn_of_it(self._identity.world_size, os.environ, reporter.warn_on_first)
         self._profiler = self._make_profiler()
         self._unwatch = parameter_data.watch(self._outside.taken)
         if arguments.model is not None:

@@ -271,6 +271,14 @@ def in_save(call: Call) -> str:
     return f"{stream} = save::stream();" if stream else ""
 
 
+def stream_behind_which_it_waits(call: Call) -> str | None:
+    """The argument, for a call that returns before the device has come to it."""
+    if call.kind not in ("enqueue", "collective") or call.name != base_name(call):
+        return None
+    of_config = call.prototype.named("const cudaLaunchConfig_t *")
+    return f"{of_config}->stream" if of_config else call.prototype.named("cudaStream_t")
+
+
 def entry_point(call: Call) -> str:
     p = call.prototype
     arguments = ", ".join(p.names())
@@ -281,6 +289,8 @@ def entry_point(call: Call) -> str:
         body.append("const Passage passage(Gate::waits);")
         if in_save(call):
             body.append(f"if (passage.in_save()) {{ {in_save(call)} }}")
+        if stream := stream_behind_which_it_waits(call):
+            body.append(f"if (!passage.in_save()) run_ahead::before_call({stream});")
     elif call.kind == "free":
         body.append(f"if (holding()) [[unlikely]] return hold::{p.name}({arguments});")
         body.append("const Passage passage(Gate::ignores);")
@@ -317,7 +327,7 @@ def definition(declaration: str, body: list[str]) -> str:
 def entry_points(calls: list[Call]) -> str:
     lines = [
         DO_NOT_EDIT,
-        *(f'#include "interpose/{name}.h"\n' for name in ("entry", "observers", "save_calls")),
+        *(f'#include "interpose/{name}.h"\n' for name in ("entry", "observers", "run_ahead", "save_calls")),
         '#include "real_calls.h"\n',
         "namespace real = jitckpt::real;\nusing namespace jitckpt::interpose;\n",
         '#pragma GCC visibility push(default)\nextern "C" {',

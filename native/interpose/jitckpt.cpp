@@ -17,6 +17,7 @@
 #include "interpose/library.h"
 #include "interpose/messages.h"
 #include "interpose/observers.h"
+#include "interpose/run_ahead.h"
 #include "real_calls.h"
 #include "watchdog/device.h"
 
@@ -129,6 +130,7 @@ int jitckpt_start(const jitckpt_config_t* config) {
       {config->gil_check, config->gil_release, config->gil_acquire, config->gil_ensure, config->gil_restore});
   note_agent(config->agent_fd);
   await_boundary(false);
+  run_ahead::allow(config->max_calls_ahead);
   all.job = std::make_shared<Job>(*config, all);
   all.job->start();
   call_mode.fetch_or(job_registered, std::memory_order_release);

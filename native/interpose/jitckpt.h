@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 6
+#define JITCKPT_ABI 7
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -35,6 +35,7 @@ typedef struct {
   // So many steps may be unfinished on the device, or 8 if they are more than two seconds of its work. Where
   // it is as many, jitckpt_step_begin waits for half of them.
   uint32_t max_ahead;
+  uint32_t max_calls_ahead;  // so many calls, about, may wait on one stream; 0: any number (run_ahead.h)
   jitckpt_save_fn save;
   // The interpreter's functions, all five (or none, in a process without Python):
   int (*gil_check)(void);      // PyGILState_Check

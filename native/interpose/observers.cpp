@@ -14,6 +14,7 @@
 #include "interpose/job.h"
 #include "interpose/library.h"
 #include "real_calls.h"
+#include "watchdog/device.h"
 
 namespace jitckpt::interpose::observe {
 namespace {
@@ -62,16 +63,11 @@ size_t bytes_of(ncclDataType_t datatype) {
   }
 }
 
-bool is_capturing(cudaStream_t stream) {
-  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-  return real::cudaStreamIsCapturing(stream, &status) == cudaSuccess && status != cudaStreamCaptureStatusNone;
-}
-
 void watch(const ObservedOperation& operation) {
   LibraryState& all = library();
   const watchdog::Watch watch = all.communicators.next(operation);
   // While capturing nothing runs, and an event would become part of the graph.
-  if (is_capturing(operation.stream)) return;
+  if (watchdog::is_capturing(operation.stream)) return;
   const int device = all.device.streams.device_of(operation.stream);
   all.device.streams.used_device(device);
   const auto event = all.device.events.record(operation.stream, device);
@@ -161,7 +157,7 @@ void before_collective(cudaStream_t stream) {
   if (!all.device.network.is_on() && !all.device.use.is_wanted()) [[likely]]
     return;
   const auto is_same = [&](const auto& one) { return one.first == stream; };
-  if (std::any_of(begun.begin(), begun.end(), is_same) || is_capturing(stream)) return;
+  if (std::any_of(begun.begin(), begun.end(), is_same) || watchdog::is_capturing(stream)) return;
   if (const auto event = all.device.times.record(stream, all.device.streams.device_of(stream)))
     begun.emplace_back(stream, *event);
 }

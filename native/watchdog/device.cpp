@@ -15,6 +15,10 @@ cudaError_t ask(const Question& question) {
   return answer;
 }
 
+cudaError_t query(Event event) {
+  return ask([&] { return real::cudaEventQuery(static_cast<cudaEvent_t>(event.handle)); });
+}
+
 }  // namespace
 
 void use_device(int device) {
@@ -23,9 +27,9 @@ void use_device(int device) {
   if (real::cudaSetDevice(device) == cudaSuccess) current = device;
 }
 
-bool finished(Event event) {
-  return ask([&] { return real::cudaEventQuery(static_cast<cudaEvent_t>(event.handle)); }) == cudaSuccess;
-}
+bool finished(Event event) { return query(event) == cudaSuccess; }
+
+bool is_pending(Event event) { return query(event) == cudaErrorNotReady; }
 
 std::optional<double> seconds_between(Event from, Event to) {
   float milliseconds = 0;
@@ -35,12 +39,14 @@ std::optional<double> seconds_between(Event from, Event to) {
   return milliseconds / 1e3;
 }
 
+bool is_capturing(cudaStream_t stream) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  return ask([&] { return real::cudaStreamIsCapturing(stream, &status); }) != cudaSuccess ||
+         status != cudaStreamCaptureStatusNone;
+}
+
 StreamState state_of(cudaStream_t stream) {
-  cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-  if (ask([&] { return real::cudaStreamIsCapturing(stream, &capture); }) != cudaSuccess ||
-      capture != cudaStreamCaptureStatusNone) {
-    return StreamState::capturing;
-  }
+  if (is_capturing(stream)) return StreamState::capturing;
   // Any error but "not ready" means that nothing will move there any more.
   return ask([&] { return real::cudaStreamQuery(stream); }) == cudaErrorNotReady ? StreamState::busy
                                                                                  : StreamState::idle;

@@ -287,8 +287,9 @@ class Checks:
             os.environ.pop("JITCKPT_GPU_TRY", None)
 
     def _keep(self, name: str, folder: Path) -> None:
-        """Keep what a run said and its events."""
-        for path in (folder / OUTPUT, folder / CHECKPOINTS / "events.jsonl"):
+        """Keep what a run said, its events, and who waited for whom."""
+        saves = folder / CHECKPOINTS
+        for path in (folder / OUTPUT, saves / "events.jsonl", *saves.glob("hang-*.txt")):
             if path.exists():
                 (self.out / f"{name}-{path.name}").write_bytes(path.read_bytes())
 

@@ -26,6 +26,18 @@ def test_all_copies_go_through_while_the_default_stream_is_blocked(run_program: 
     assert seen["after"], "and then takes place"
 
 
+def test_a_host_that_runs_ahead_of_a_device_that_hangs_keeps_no_save_away(
+    run_program: Callable[..., Any],
+) -> None:
+    """A stream's queue that is full blocks every other call of the process, as on a GPU."""
+    seen = run_program("full_queue", "256", "240")
+    assert seen["saved"] == 0x01010101
+    assert seen["came"] < 300
+    unlimited = run_program("full_queue", "0", "1020")
+    assert unlimited["saved"] is None, "the device under test is as a GPU in this"
+    assert unlimited["came"] == 1020
+
+
 @pytest.mark.parametrize("where", ["device_call", "foreign_call", "gate"])
 def test_the_gil_is_had_from_a_thread_that_hangs(run_program: Callable[..., Any], where: str) -> None:
     seen = run_program("gil_held", where)

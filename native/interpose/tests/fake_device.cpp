@@ -23,6 +23,7 @@ struct State {
   uintptr_t next_handle = 0x1000;
   int hanging_queries = 0;
   bool hang_queries = false, refuse_events = false;
+  cudaError_t query_error = cudaSuccess;
   ncclResult_t nccl_result = ncclSuccess, async_error = ncclSuccess;
 };
 
@@ -72,6 +73,7 @@ void reset() {
   locked->blocked.clear();
   locked->capturing.clear();
   locked->hang_queries = locked->refuse_events = false;
+  locked->query_error = cudaSuccess;
   locked->nccl_result = locked->async_error = ncclSuccess;
   locked->changed.notify_all();
   last_error = cudaSuccess;
@@ -90,6 +92,8 @@ void hang_queries(bool hang) {
   locked->hang_queries = hang;
   locked->changed.notify_all();
 }
+
+void fail_queries(cudaError_t error) { Locked()->query_error = error; }
 
 int hanging_queries() { return Locked()->hanging_queries; }
 
@@ -181,6 +185,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   ++locked->hanging_queries;
   locked->changed.wait(locked.lock, [&] { return !locked->hang_queries; });
   --locked->hanging_queries;
+  if (locked->query_error != cudaSuccess) return last_error = locked->query_error;
   const RecordedEvent& recorded = locked->events[event];
   if (!recorded.recorded || !locked->blocked.contains(recorded.stream)) return cudaSuccess;
   return last_error = cudaErrorNotReady;

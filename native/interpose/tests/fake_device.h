@@ -25,6 +25,8 @@ void unblock(cudaStream_t stream);
 void hang_queries(bool hang);
 int hanging_queries();  // how many hang now
 
+void fail_queries(cudaError_t error);  // all of them answer this, as on a device that has failed
+
 void capture(cudaStream_t stream, bool capturing);
 void refuse_events(bool refuse);
 void set_last_error(cudaError_t error);

@@ -104,6 +104,7 @@ class Interpose : public testing::Test {
     config.agent_fd = worker_;
     config.hang_timeout_s = hang_timeout;
     config.settle_s = 0.05;
+    config.max_calls_ahead = max_calls_ahead_;
     config.save = run_save;
     if (with_gil) {
       config.gil_check = fake_gil::check;
@@ -148,6 +149,7 @@ class Interpose : public testing::Test {
   cudaStream_t stream_ = nullptr;
   ncclComm_t communicator_ = nullptr;
   int agent_ = -1, worker_ = -1;
+  uint32_t max_calls_ahead_ = 0;
 };
 
 TEST_F(Interpose, without_a_job_everything_passes_and_no_thread_is_started) {
@@ -315,6 +317,67 @@ TEST_F(Interpose, an_asynchronous_error_without_an_agent_saves_and_ends_the_proc
   EXPECT_EXIT(
       fail_alone(), testing::ExitedWithCode(75),
       "ncclCommGetAsyncError failed: an error of the fake NCCL: the state is saved; the process ends");
+}
+
+// A host that puts `calls` calls on the stream.
+std::thread running_ahead(cudaStream_t stream, int calls, std::atomic<int>& made) {
+  return std::thread([=, &made] {
+    for (int call = 0; call < calls; ++call) {
+      EXPECT_EQ(cudaMemsetAsync(nullptr, 0, 0, stream), cudaSuccess);
+      ++made;
+    }
+  });
+}
+
+TEST_F(Interpose, a_host_that_runs_ahead_waits_where_a_save_can_be_made) {
+  constexpr int allowed = 64, a_few = 8;
+  max_calls_ahead_ = allowed;
+  start_job();
+  fake::block(stream_);
+  std::atomic<int> made{0};
+  std::thread host = running_ahead(stream_, 2000, made);
+  EXPECT_TRUE(comes([&] { return made >= allowed; }));
+  save_function = [](const std::string&) {
+    std::atomic<int> of_the_save{0};
+    running_ahead(nullptr, 500, of_the_save).join();  // it is not kept from more
+    return of_the_save == 500 ? 0 : 1;
+  };
+  order_save();
+  EXPECT_TRUE(comes([] { return saves == 1; }));
+  EXPECT_TRUE(is_held());
+  EXPECT_LE(made, allowed + a_few);
+  resume();
+  fake::unblock(stream_);
+  host.join();
+  EXPECT_EQ(fake::count("cudaMemsetAsync"), 2500);
+}
+
+TEST_F(Interpose, a_host_runs_as_far_ahead_as_it_likes_where_nothing_is_said) {
+  start_job();
+  fake::block(stream_);
+  std::atomic<int> made{0};
+  running_ahead(stream_, 5000, made).join();
+  EXPECT_EQ(fake::count("cudaEventRecord"), 0);
+}
+
+TEST_F(Interpose, a_host_does_not_wait_for_a_device_that_has_failed) {
+  max_calls_ahead_ = 64;
+  start_job();
+  fake::block(stream_);
+  fake::fail_queries(cudaErrorIllegalAddress);
+  std::atomic<int> made{0};
+  running_ahead(stream_, 5000, made).join();
+  EXPECT_EQ(cudaGetLastError(), cudaSuccess) << "the next call of the application's tells it";
+}
+
+TEST_F(Interpose, calls_that_become_part_of_a_graph_are_not_counted) {
+  max_calls_ahead_ = 64;
+  start_job();
+  fake::block(stream_);
+  fake::capture(stream_, true);
+  std::atomic<int> made{0};
+  running_ahead(stream_, 5000, made).join();
+  EXPECT_EQ(fake::count("cudaEventRecord"), 0);
 }
 
 TEST_F(Interpose, a_step_is_finished_at_a_closed_gate_but_not_for_ever) {

@@ -55,6 +55,9 @@ void Device::append_ordered_before(Stream& stream, std::vector<Point>& points) {
 
 Point Device::enqueue(Stream& stream, std::unique_ptr<Work> work, std::vector<Point> after) {
   check();
+  const std::lock_guard driver(driver_);
+  stream.await_room();
+  check();
   std::unique_lock lock(order_, std::defer_lock);
   if (!(stream.flags & cudaStreamNonBlocking)) lock.lock();
   append_ordered_before(stream, after);
@@ -62,6 +65,7 @@ Point Device::enqueue(Stream& stream, std::unique_ptr<Work> work, std::vector<Po
 }
 
 std::shared_ptr<Stream> Device::create_stream(unsigned flags, int priority) {
+  const std::lock_guard driver(driver_);
   std::lock_guard lock(order_);
   auto stream = std::make_shared<Stream>(*this, flags, priority, next_stream_id_++);
   (flags & cudaStreamNonBlocking ? non_blocking_ : blocking_).push_back(stream);

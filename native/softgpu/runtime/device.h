@@ -49,6 +49,8 @@ class Device {
                              std::vector<Point>& points);  // by the legacy stream's rules; needs order_
 
   std::shared_ptr<Stream> legacy_;
+  // As in CUDA's driver: who waits for room on a stream keeps all others from putting work on any.
+  std::mutex driver_;
   std::mutex order_;  // held while a blocking stream's item is put in order with the legacy stream's
   std::vector<std::shared_ptr<Stream>> blocking_, non_blocking_;
   std::uint64_t next_stream_id_ = 1;

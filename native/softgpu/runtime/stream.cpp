@@ -16,6 +16,8 @@
 namespace softgpu {
 namespace {
 
+constexpr std::uint64_t launches_kept = 1021;  // of a stream: seen on an H100, driver 580
+
 [[noreturn]] void park() {
   for (;;) pause();
 }
@@ -34,6 +36,11 @@ std::uint64_t Stream::append(std::unique_ptr<Work> work, std::vector<Point> afte
   lock.unlock();
   if (was_empty) work_came_.notify_one();
   return ticket;
+}
+
+void Stream::await_room() {
+  const std::uint64_t enqueued = tail().ticket;
+  if (enqueued >= launches_kept) wait(enqueued - launches_kept + 1);
 }
 
 Point Stream::tail() {

@@ -56,6 +56,9 @@ class Stream : public std::enable_shared_from_this<Stream> {
   // the item has to wait for. Null work is only a place to wait for. Returns the item's ticket.
   std::uint64_t append(std::unique_ptr<Work> work, std::vector<Point> after);
 
+  // Blocks while more work waits here than a GPU's driver keeps.
+  void await_room();
+
   Point tail();  // behind everything enqueued so far
   bool finished(std::uint64_t ticket) const { return finished_.load(std::memory_order_acquire) >= ticket; }
 

@@ -43,6 +43,7 @@ class Config(ctypes.Structure):
         ("hang_floor_s", ctypes.c_double),
         ("settle_s", ctypes.c_double),
         ("max_ahead", ctypes.c_uint32),
+        ("max_calls_ahead", ctypes.c_uint32),
         ("save", SAVE),
         ("gil_check", ctypes.c_void_p),
         ("gil_release", ctypes.c_void_p),
@@ -88,6 +89,7 @@ class Job:
         hang_timeout: float = 0,
         settle: float = 0.2,
         max_ahead: int = 0,
+        max_calls_ahead: int = 0,
     ) -> None:
         _jobs.append(self)  # the library keeps its callback, and the other side of the socket must stay open
         self.agent, worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -99,6 +101,7 @@ class Job:
             hang_floor_s=0,
             settle_s=settle,
             max_ahead=max_ahead,
+            max_calls_ahead=max_calls_ahead,
             save=self._save,
             gil_check=python_function("PyGILState_Check"),
             gil_release=python_function("PyEval_SaveThread"),
