@@ -65,9 +65,13 @@ class Prototype:
     def names(self) -> list[str]:
         return [a.name for a in self.arguments]
 
-    def named(self, type_name: str) -> str | None:
-        """The name of the first argument of a type."""
-        return next((a.name for a in self.arguments if a.type == type_name), None)
+    def named(self, *type_names: str) -> str | None:
+        """The name of the first argument of one of these types."""
+        return next((a.name for a in self.arguments if a.type in type_names), None)
+
+    def stream(self) -> str | None:
+        """The name of its stream, which the runtime and the driver call differently."""
+        return self.named("cudaStream_t", "CUstream")
 
 
 @dataclass(frozen=True)
@@ -232,7 +236,7 @@ def is_ours(call: Call) -> bool:
     """Whether observe mode needs to stand in the way of this call."""
     if call.kind in GATED or call.kind == "free" or call.observe or call.save:
         return True
-    return call.kind in ("order", "query") and call.prototype.named("cudaStream_t") is not None
+    return call.kind in ("order", "query") and call.prototype.stream() is not None
 
 
 def observers(calls: list[Call]) -> str:
@@ -267,7 +271,7 @@ def in_save(call: Call) -> str:
     if call.save:
         names = ", ".join([*p.names(), "save::stream()"])
         return f"return save::synchronised(real::{call.save}({names}));"
-    stream = p.named("cudaStream_t") if call.kind in GATED | {"order", "query"} else None
+    stream = p.stream() if call.kind in GATED | {"order", "query"} else None
     return f"{stream} = save::stream();" if stream else ""
 
 
@@ -276,7 +280,7 @@ def stream_behind_which_it_waits(call: Call) -> str | None:
     if call.kind not in ("enqueue", "collective") or call.name != base_name(call):
         return None
     of_config = call.prototype.named("const cudaLaunchConfig_t *")
-    return f"{of_config}->stream" if of_config else call.prototype.named("cudaStream_t")
+    return f"{of_config}->stream" if of_config else call.prototype.stream()
 
 
 def entry_point(call: Call) -> str:

@@ -1,5 +1,6 @@
 // What the headers declare of the libraries whose calls are in calls.toml.
 #pragma once
+#include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <nccl.h>
 
@@ -11,6 +12,6 @@ struct __nv_bfloat16;
 
 namespace jitckpt {
 
-enum class Library : unsigned char { cudart, nccl, cublas };
+enum class Library : unsigned char { cudart, cuda, nccl, cublas };
 
 }  // namespace jitckpt

@@ -11,14 +11,23 @@ namespace {
 // torch loads NCCL with RTLD_LOCAL, so that RTLD_NEXT does not see it: it is found by its name among what is
 // loaded.
 constexpr const char* cudart_names[] = {"libcudart.so.13", "libcudart.so.12"};
+constexpr const char* cuda_names[] = {"libcuda.so.1"};
 constexpr const char* nccl_names[] = {"libnccl.so.2"};
 constexpr const char* cublas_names[] = {"libcublas.so.13", "libcublas.so.12", "libcublasLt.so.13",
                                         "libcublasLt.so.12"};
 
 std::span<const char* const> names_of(Library library) noexcept {
-  return library == Library::cudart ? std::span<const char* const>(cudart_names)
-         : library == Library::nccl ? std::span<const char* const>(nccl_names)
-                                    : std::span<const char* const>(cublas_names);
+  switch (library) {
+    case Library::cudart:
+      return cudart_names;
+    case Library::cuda:
+      return cuda_names;
+    case Library::nccl:
+      return nccl_names;
+    case Library::cublas:
+      return cublas_names;
+  }
+  return {};
 }
 
 void* find_loaded(std::span<const char* const> libraries, const char* name) noexcept {

@@ -43,6 +43,8 @@ template <typename Result>
 Result missing() noexcept {
   if constexpr (std::is_same_v<Result, cudaError_t>) {
     return cudaErrorSharedObjectSymbolNotFound;
+  } else if constexpr (std::is_same_v<Result, CUresult>) {
+    return CUDA_ERROR_SHARED_OBJECT_SYMBOL_NOT_FOUND;
   } else if constexpr (std::is_same_v<Result, ncclResult_t>) {
     return ncclSystemError;
   } else if constexpr (std::is_same_v<Result, cublasStatus_t>) {

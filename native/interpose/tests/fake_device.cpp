@@ -1,5 +1,7 @@
 #include "interpose/tests/fake_device.h"
 
+#include <cuda.h>
+
 #include <atomic>
 #include <condition_variable>
 #include <cstring>
@@ -189,6 +191,12 @@ cudaError_t cudaEventQuery(cudaEvent_t event) {
   const RecordedEvent& recorded = locked->events[event];
   if (!recorded.recorded || !locked->blocked.contains(recorded.stream)) return cudaSuccess;
   return last_error = cudaErrorNotReady;
+}
+
+CUresult cuLaunchKernel(CUfunction, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        CUstream stream, void**, void**) {
+  enqueue("cuLaunchKernel", stream);
+  return CUDA_SUCCESS;
 }
 
 cudaError_t cudaMalloc(void** pointer, size_t) {

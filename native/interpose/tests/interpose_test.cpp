@@ -1,5 +1,6 @@
 // The entry points in front of a fake device: what a real one does only when it fails, and many threads at
 // once.
+#include <cuda.h>
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -350,6 +351,25 @@ TEST_F(Interpose, a_host_that_runs_ahead_waits_where_a_save_can_be_made) {
   fake::unblock(stream_);
   host.join();
   EXPECT_EQ(fake::count("cudaMemsetAsync"), 2500);
+}
+
+TEST_F(Interpose, kernels_that_are_compiled_as_the_program_runs_are_counted_too) {
+  max_calls_ahead_ = 64;
+  start_job();
+  fake::block(stream_);
+  std::atomic<int> made{0};
+  std::thread host([&] {
+    for (; made < 1000; ++made)
+      EXPECT_EQ(cuLaunchKernel(nullptr, 1, 1, 1, 1, 1, 1, 0, stream_, nullptr, nullptr), CUDA_SUCCESS);
+  });
+  EXPECT_TRUE(comes([&] { return made >= 64; }));
+  order_save();
+  EXPECT_TRUE(comes([] { return saves == 1; }));
+  EXPECT_LT(made, 100);
+  resume();
+  fake::unblock(stream_);
+  host.join();
+  EXPECT_EQ(fake::count("cuLaunchKernel"), 1000);
 }
 
 TEST_F(Interpose, a_host_runs_as_far_ahead_as_it_likes_where_nothing_is_said) {
