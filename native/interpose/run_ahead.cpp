@@ -77,7 +77,7 @@ Lead& lead_of(cudaStream_t stream) {
 // it is not given up).
 void wait_for(watchdog::Event event) {
   watchdog::Thread& thread = watchdog::this_thread();
-  for (auto pause = 10us; watchdog::is_pending(event); pause = std::min(2 * pause, 500us)) {
+  for (auto pause = 10us; watchdog::is_pending(event); pause = std::min(2 * pause, 100us)) {
     if (holding() && !passes_to_end_its_step(thread)) {
       wait_at_gate(thread);
     } else {
