@@ -33,6 +33,7 @@ from torch.utils.data import (
 )
 
 from jitckpt.data import chosen_samples, loop
+from jitckpt.data.between_loops import MOST_DRAWN
 from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
@@ -852,8 +853,67 @@ def in_an_order_of_its_own(training: Training, count: int, plain: bool) -> None:
 def test_what_is_drawn_before_an_epochs_batches_is_drawn_again() -> None:
     assert run(in_an_order_of_its_own, lambda: 4).told == run(in_an_order_of_its_own, lambda: 4, True).told
     undisturbed = check_all(in_an_order_of_its_own, lambda: 4)
-    kept = [len(decoded(state[-1])["epoch"]) > 0 for state in undisturbed.step_ended.values()]
-    assert kept == [True] * 8 + [False] * 4, "where nothing is drawn there is nothing to be kept"
+    kept = [len(decoded(state[-1])["between"][0]["drawn"]) for state in undisturbed.step_ended.values()]
+    assert [size > 0 for size in kept] == [True] * 8 + [False] * 4, "where nothing is drawn nothing is kept"
+
+
+def between_two_loops(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Two passes in an epoch, the first of which is left at times; and then one behind the epochs."""
+    loop, told = training.loop, training.told
+    for epoch in range(3) if plain else loop.epochs(3):
+        for count in counts:
+            order, noise = torch.randperm(count).tolist(), generators()
+            for number in range(count) if plain else loop.batches(range(count)):
+                if epoch == 1 and number == 2:
+                    break
+                told.append((epoch, count, order[number], noise, generators()))
+                training.optimize()
+            told.append(generators())
+    noise = generators()
+    for number in range(3) if plain else loop.batches(range(3)):
+        told.append((number, noise))
+        training.optimize()
+
+
+def in_steps(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Loops over steps, whose order is drawn before them, in epochs and behind them."""
+    loop, told = training.loop, training.told
+    for epoch in range(3) if plain else loop.epochs(3):
+        for count in counts:
+            order, noise = torch.randperm(count).tolist(), generators()
+            for step in range(count) if plain else loop.steps(count):
+                if epoch == 1 and step == 2:
+                    break
+                told.append((epoch, order[step], noise, generators()))
+                training.optimize()
+    noise = generators()
+    for step in range(3) if plain else loop.steps(3):
+        told.append((step, noise))
+        training.optimize()
+
+
+def in_plain_epochs(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Epochs by range(): a restart goes through them all again."""
+    loop, told = training.loop, training.told
+    noise = [0.0]  # what is drawn before the first loop every start draws alike
+    for epoch in range(4):
+        for count in counts:
+            for number in range(count) if plain else loop.batches(range(count)):
+                told.append((epoch, number, noise, generators()))
+                training.optimize()
+            noise = generators()
+
+
+@pytest.mark.parametrize("script", [between_two_loops, in_steps, in_plain_epochs])
+def test_what_is_drawn_between_two_loops_is_drawn_again(script: Script) -> None:
+    assert run(script, lambda: (4, 3)).told == run(script, lambda: (4, 3), True).told
+    check_all(script, lambda: (4, 3))
+
+
+def test_of_epochs_without_an_end_only_the_newest_random_numbers_are_kept() -> None:
+    undisturbed = run(in_plain_epochs, lambda: (1,) * 10)
+    kept = [len(one["drawn"]) for one in decoded(undisturbed.boundary[40][-1])["between"]]
+    assert [size > 0 for size in kept] == [False] * (39 - MOST_DRAWN) + [True] * MOST_DRAWN
 
 
 class Labelled(Dataset[Any]):
