@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing
+from jitckpt.data import chosen_samples, dealing, made_in_loop
 from jitckpt.data.between_loops import BetweenLoops, Head
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
@@ -275,6 +275,7 @@ class Loop:
         previous = self._previous[number] if number < len(self._previous) else None
         of_save = previous is not None and any(previous is one for one in self._previous_saved)
         if previous is not None and of_save and saved is None and previous.ended and known.may_have_made:
+            chosen_samples.say_what_is_lost(previous.chosen, self._warn)
             previous.chosen = b""  # this epoch's samples are others
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
@@ -450,7 +451,7 @@ class Loop:
     def _begin(self) -> None:
         if not self.is_used:
             self.is_used = True
-            chosen_samples.watch()
+            made_in_loop.watch()
             self._begins()
             self._put_numbers()
             self._reached()

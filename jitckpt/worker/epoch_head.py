@@ -24,9 +24,9 @@ PLAIN = (bool, int, float, complex, str, type(None))
 
 OTHERWISE = (
     "What the script computes in an epoch before its batches or steps, or between two loops over such, came "
-    "out otherwise than before the failure: {names}. A restart in the middle of an epoch does it again, with the "
-    "parameters of the middle. If the training depends on it, this run differs from an undisturbed one from "
-    "here on: compute it from the epoch's number alone, or keep it in `extra`."
+    "out otherwise than before the failure: {names}. A restart in the middle of an epoch does it again, with "
+    "the parameters of the middle. If the training depends on it, this run differs from an undisturbed one "
+    "from here on: compute it from the epoch's number alone, or keep it in `extra`."
 )
 
 
