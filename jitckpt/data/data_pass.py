@@ -21,7 +21,7 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from jitckpt.data import chosen_samples, dealing
+from jitckpt.data import chosen_samples, dealing, made_in_loop
 from jitckpt.data.dataset_generators import DatasetGenerators, have_gone_on, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
@@ -124,7 +124,7 @@ class Loader:
     def may_have_made(self) -> bool:
         """Whether it may be a loader that made passes before the failure, and goes on from these."""
         is_spent = isinstance(self.loader, Iterator)
-        return self.is_new and not (is_spent or chosen_samples.is_made_in_loop(self.loader))
+        return self.is_new and not (is_spent or made_in_loop.is_loader_made_in_loop(self.loader))
 
     def begin(self, saved: PassState | None = None) -> "Pass":
         """Begin a pass, or go on with a saved one: then the caller puts the process's generators back."""
@@ -190,6 +190,7 @@ class Pass(ABC):
         """The pass has come to its end, or was left: its workers end as well, unless they are persistent."""
         self.state.ended, self.state.left = True, left
         self.drop()
+        made_in_loop.pass_ended(self._of.loader)
 
     def drop(self) -> None:
         """Nothing is drawn any more."""

@@ -7,7 +7,14 @@ from typing import Any
 import numpy
 import torch
 import xxhash
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    DistributedSampler,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+)
 
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed, tree_codec
@@ -75,10 +82,15 @@ def put_all(states: bytes) -> None:
         torch.cuda.set_rng_state(saved["device"])
 
 
-def samplers(loader: DataLoader[Any]) -> list[Any]:
-    """Return the loader's samplers, from the one that gives batches to the one that gives single indices."""
+def samplers(loader: DataLoader[Any] | Sampler[Any]) -> list[Any]:
+    """Return the loader's samplers, from the one that gives batches to the one that gives single indices.
+
+    A sampler may be iterated itself, too.
+    """
     found: list[Any] = []
-    waiting = [loader.batch_sampler, loader.sampler]
+    waiting: list[Any] = [loader]
+    if isinstance(loader, DataLoader):
+        waiting = [loader.batch_sampler, loader.sampler]
     while waiting:
         one = waiting.pop(0)
         if one is not None and all(one is not other for other in found):

@@ -7,19 +7,19 @@ scheduler's step) belongs to that next step: a restart begins it again, with all
 """
 
 import dis
-import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing, generators
+from jitckpt.data import chosen_samples, dealing, made_in_loop
+from jitckpt.data.between_loops import BetweenLoops, Head
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -50,14 +50,6 @@ DROPPED = (
 )
 
 
-class Head(Protocol):
-    """Looks at what the script computes before an epoch's batches (worker/epoch_head.py)."""
-
-    def begins(self, frame: FrameType) -> None: ...
-    def digests(self, frame: FrameType) -> Mapping[str, str]: ...
-    def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None: ...
-
-
 class Loop:
     """Where the loops are, as a part of the rank-local state, and how they go on from there."""
 
@@ -79,21 +71,18 @@ class Loop:
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
         its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch. head: looks at
-        what it computes before that epoch's batches.
+        what it computes outside of its loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
-        self._epoch_begins, self._head = epoch_begins, head
-        self._head_digests: Mapping[str, str] = {}  # of this epoch
-        self._head_said = b""  # the same, as they are kept
+        self._epoch_begins, self._between = epoch_begins, BetweenLoops(head)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
         self._left = False
         self._epoch = 0
-        self._epoch_begun = b""  # all generators then, packed, if something is drawn before the first batch
         self._in_epochs = self._in_steps = False
         # Which of several loops one after the other it is in: over epochs, and over steps (in this epoch).
         self._epoch_loop = self._step_loop = 0
@@ -126,8 +115,10 @@ class Loop:
         self._begin()
         if self._given_outside and any(not one.ended for one in self._passes):
             self._warn(STEPS_IN_BATCHES)
+        self._between.ends()
         begun, self._step_loops_begun = self._step_loops_begun, self._step_loops_begun + 1
         if begun < self._step_loop:
+            self._no_loop_goes_on()
             return  # it was at its end before the failure
         if begun > self._step_loop:
             self._step_loop, self._iteration, self._left = begun, 0, False
@@ -144,6 +135,8 @@ class Loop:
                 self._put_numbers()
                 yield step
             self._reached()
+            self._in_steps = False
+            self._no_loop_goes_on()
         except GeneratorExit:
             if _left_by_the_script():
                 self._reached()
@@ -168,14 +161,10 @@ class Loop:
         self._in_epochs = True
         try:
             for epoch in range(self._epoch, number):
-                if self._driven is None:
-                    self._epoch_begins(sys._getframe(1))
-                    if self._head is not None:
-                        self._head.begins(sys._getframe(1))
-                if self._goes_on_at is None:
-                    self._epoch_begun = generators.all_packed()
-                elif self._epoch_begun:  # what comes before the batches is drawn as it was
-                    generators.put_all(self._epoch_begun)
+                scripts = sys._getframe(1) if self._driven is None else None
+                if scripts is not None:
+                    self._epoch_begins(scripts)
+                self._between.begins(scripts)
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(
@@ -184,6 +173,7 @@ class Loop:
                     )
                 self._begin_epoch(epoch + 1)
                 self._reached()
+            self._between.begins()
         finally:
             self._in_epochs = False
 
@@ -193,6 +183,7 @@ class Loop:
         self._given_outside = False
         self._previous = [*self._passes, *self._previous[len(self._passes) :]]
         self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
+        self._between.begin_epoch()
         self._put_numbers()
 
     def batches(self, loader: Iterable[Any]) -> "Batches":
@@ -274,10 +265,7 @@ class Loop:
         self._leave_dropped()
         number = len(self._passes)
         saved = self._saved[number] if number < len(self._saved) else None
-        if number == 0 and saved is None and self._epoch_begun == generators.all_packed():
-            self._epoch_begun = b""
-        if number == 0 and self._in_epochs and self._head is not None:
-            self._look_at_head(self._head, sys._getframe(1), goes_on=saved is not None)
+        self._between.ends()
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
@@ -287,6 +275,7 @@ class Loop:
         previous = self._previous[number] if number < len(self._previous) else None
         of_save = previous is not None and any(previous is one for one in self._previous_saved)
         if previous is not None and of_save and saved is None and previous.ended and known.may_have_made:
+            chosen_samples.say_what_is_lost(previous.chosen, self._warn)
             previous.chosen = b""  # this epoch's samples are others
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
@@ -299,14 +288,6 @@ class Loop:
         self._of.append(known)
         self._put_numbers()
         return one, number
-
-    def _look_at_head(self, head: Head, frame: FrameType, *, goes_on: bool) -> None:
-        """The first pass of an epoch begins. goes_on: it did before a failure."""
-        now = head.digests(frame)
-        if goes_on:
-            head.compare(self._head_digests, now)
-        else:
-            self._head_digests, self._head_said = now, json.dumps(now).encode() if now else b""
 
     def _begin_again(self, known: Loader, saved: PassState) -> Pass:
         """Go on with a pass; the process's generators stay as they are."""
@@ -372,12 +353,16 @@ class Loop:
 
     def capture(self) -> Encoded:
         """Return where the loops are, under the name "loop"; what is as before is the same object."""
-        kept = [*self._passes, *self._previous]
+        kept, stretches = [*self._passes, *self._previous], self._between.ended
         structure = (
-            [len(self._passes)],
+            [len(self._passes), len(stretches)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
         )
-        pieces = [("loop.epoch", self._epoch_begun), ("loop.head", self._head_said)] + [
+        pieces = [
+            (f"loop.between.{number}.{name}", data)
+            for number, one in enumerate(stretches)
+            for name, data in (("drawn", one.drawn_from), ("said", one.said))
+        ] + [
             (f"loop.{number}.{name}", data)
             for number, one in enumerate(kept)
             for name, data in (
@@ -394,8 +379,7 @@ class Loop:
             trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
             self._tree = {
                 "numbers": {"$tensor": "loop.numbers"},
-                "epoch": {"$tensor": "loop.epoch"},
-                "head": {"$tensor": "loop.head"},
+                "between": [_tree_of_stretch(number) for number in range(len(stretches))],
                 "passes": trees[:count],
                 "previous": trees[count:],
             }
@@ -434,9 +418,7 @@ class Loop:
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
         if (len(numbers) - _FIRST) % _OF_A_PASS == _LOOPS:
             self._epoch_loop, self._step_loop = numbers[-_LOOPS:]
-        self._epoch_begun = own["epoch"].numpy().tobytes() if "epoch" in own else b""
-        self._head_said = own["head"].numpy().tobytes() if "head" in own else b""
-        self._head_digests = {} if of_others else json.loads(self._head_said or b"{}")
+        self._between.restore(own.get("between", ()), of_others=of_others)
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])
@@ -469,7 +451,7 @@ class Loop:
     def _begin(self) -> None:
         if not self.is_used:
             self.is_used = True
-            chosen_samples.watch()
+            made_in_loop.watch()
             self._begins()
             self._put_numbers()
             self._reached()
@@ -491,6 +473,12 @@ class Loop:
         self._put_numbers()
         if not (self._in_steps or self._has_given) and all(one.ended for one in self._passes):
             self._write_again()
+        self._no_loop_goes_on()
+
+    def _no_loop_goes_on(self) -> None:
+        """A loop has ended: what the script does now is between two of them, if it is in no other one."""
+        if not self._in_steps and all(one.ended for one in self._passes):
+            self._between.begins()
 
     def _put_numbers(self) -> None:
         numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
@@ -596,6 +584,10 @@ def _epoch_of(sampler: Any) -> Any:
 def _numbers_of(numbers: list[int], at: int) -> list[int]:
     begin = _FIRST + at * _OF_A_PASS
     return numbers[begin : begin + _OF_A_PASS]
+
+
+def _tree_of_stretch(number: int) -> Json:
+    return {name: {"$tensor": f"loop.between.{number}.{name}"} for name in ("drawn", "said")}
 
 
 def _tree_of(at: int, one: PassState) -> Json:

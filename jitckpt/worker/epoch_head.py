@@ -1,10 +1,11 @@
-"""What a script computes as an epoch begins, before its batches: a restart in that epoch computes it again.
+"""What a script computes in an epoch outside of its loops: a restart in that epoch computes it again.
 
 By then the parameters are those of the epoch's middle, so a copy of the model for distillation, or weights by
 its losses, come out otherwise. jitckpt can't set a script's variables; so digests of them are kept with the
 loop's place, and a restart that finds another value says so.
 """
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from types import FrameType
@@ -22,42 +23,51 @@ MOST_PARTS = 1000  # of one of them
 PLAIN = (bool, int, float, complex, str, type(None))
 
 OTHERWISE = (
-    "What the script computes before an epoch's batches came out otherwise than before the failure: {names}. "
-    "A restart in the middle of an epoch does it again, with the parameters of the middle. If the training "
-    "depends on it, this run differs from an undisturbed one from here on: compute it from the epoch's "
-    "number alone, or keep it in `extra`."
+    "What the script computes in an epoch before its batches or steps, or between two loops over such, came "
+    "out otherwise than before the failure: {names}. A restart in the middle of an epoch does it again, with "
+    "the parameters of the middle. If the training depends on it, this run differs from an undisturbed one "
+    "from here on: compute it from the epoch's number alone, or keep it in `extra`."
 )
 
 
 class EpochHead:
-    """Of one job. Told as an epoch begins and as its first pass does, each time with the caller's frame."""
+    """Of one job. Told as the script comes out of its loops, and as it begins one, in the script's frames."""
 
     def __init__(self, given: Iterable[object], warn: Callable[[str], None]) -> None:
         """given: objects whose state is kept by others."""
         self._given, self._warn = [*given], warn
         self._frame: tuple[int, object] | None = None  # the one with the loop over epochs: its id and code
-        self._before: dict[str, int] = {}  # of its variables, the ids of their values as the epoch began
+        self._before: dict[str, int] = {}  # of its variables, the ids of their values as it came out of them
 
-    def begins(self, frame: FrameType) -> None:
+    def epoch_begins(self, frame: FrameType) -> None:
         """An epoch is given to this frame."""
         self._frame = id(frame), frame.f_code
-        self._before = {name: id(value) for name, value in variables_of(frame).items()}
 
-    def digests(self, frame: FrameType | None) -> dict[str, str]:
-        """Return digests, by name, of what was computed since then; frame: the one that asks for a batch."""
-        while frame is not None and (id(frame), frame.f_code) != self._frame:
-            frame = frame.f_back
+    def begins(self) -> None:
+        """The script is in none of its epoch's loops from here on."""
+        frame = self._found()
+        self._before = {} if frame is None else {name: id(one) for name, one in variables_of(frame).items()}
+
+    def digests(self) -> dict[str, str]:
+        """Return digests, by name, of what was computed since then."""
+        frame, before = self._found(), self._before
+        self._before = {}
         if frame is None or not is_scripts(frame):
             return {}
         kept = _memory_of(self._given)
         found = {}
         for name, value in variables_of(frame).items():
-            if not name.startswith("__") and self._before.get(name) != id(value):
+            if not name.startswith("__") and before.get(name) != id(value):
                 with suppress(Exception):  # what can't be read is not compared, and no harm to the training
                     if parts := [*_parts(value, kept)]:
                         found[name] = xxhash.xxh3_64_hexdigest(repr(parts).encode())
-        self._frame, self._before = None, {}
         return found
+
+    def _found(self) -> FrameType | None:
+        frame: FrameType | None = sys._getframe(1)
+        while frame is not None and (id(frame), frame.f_code) != self._frame:
+            frame = frame.f_back
+        return frame
 
     def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Say what is another since the failure."""

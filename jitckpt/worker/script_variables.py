@@ -195,13 +195,8 @@ class ScriptVariables:
                 )
         marks |= _in_modules([one for one in used if isinstance(one, nn.Module)], kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
-        for loader in [one for one in used if isinstance(one, DataLoader) and not self._of_epochs]:
-            for one in (loader.dataset, *samplers(loader)):
-                kind = type(one).__qualname__
-                marks |= _inside(kind, one, kept, notes=True)
-                if isinstance(one, IterableDataset) and not tells_nothing:  # its place is kept
-                    for name in [name for name, part in vars(one).items() if type(part) is int]:
-                        marks.pop(f"{kind}.{name}", None)
+        if not self._of_epochs:
+            marks |= _in_loaders([one for one in used if isinstance(one, DataLoader)], kept, tells_nothing)
         return marks | self._marks_of(
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )
@@ -438,6 +433,21 @@ def _in_modules(models: Iterable[nn.Module], kept: set[int]) -> dict[str, object
     return {**marks}
 
 
+def _in_loaders(loaders: Iterable[DataLoader[Any]], kept: set[int], tells_nothing: bool) -> dict[str, object]:
+    """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
+    marks: dict[str, list[object]] = {}
+    objects = [one for loader in loaders for one in (loader.dataset, *samplers(loader))]
+    for one in {id(one): one for one in objects}.values():
+        kind = type(one).__qualname__
+        is_placed = isinstance(one, IterableDataset) and not tells_nothing  # its place is kept
+        attributes = vars(one) if is_placed else {}
+        places = {f"{kind}.{name}" for name, part in attributes.items() if type(part) is int}
+        for name, mark in _inside(kind, one, kept, notes=True).items():
+            if name not in places:
+                marks.setdefault(name, []).append(mark)
+    return {**marks}
+
+
 class _InPlace:
     """A mark of a tensor or an array that is another once it was written to; another object tells nothing."""
 
@@ -489,7 +499,8 @@ def _inside(
             # What a sampler of the script's own changes in a pass is made again by the pass; a dataset's
             # generators are kept, and a dict of its is a cache as a rule.
             if isinstance(one, Dataset):
-                lasts = isinstance(part, list | deque) or type(part) is int
+                of_tensors = isinstance(part, tuple) and any(isinstance(one, ARRAYS) for one in part)
+                lasts = isinstance(part, list | deque) or type(part) is int or of_tensors
             elif isinstance(one, Sampler):
                 lasts = isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
             else:

@@ -54,7 +54,7 @@ PYTHON = {
     "saves": "state decisions encoding console system bindings errors",
     "state": "data encoding wire errors _seen _tensors",
     "decisions": "wire errors",
-    "data": "encoding bindings errors _seen",
+    "data": "encoding system bindings errors _seen",
     "encoding": "errors",
     "console": "system",
     "system": "bindings wire errors",

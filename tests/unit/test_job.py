@@ -294,21 +294,35 @@ def heads(given: dict[str, Any], epoch: int) -> dict[str, Any]:
     }
 
 
-@pytest.mark.parametrize("name", heads(objects(), 0))
-def test_what_the_head_of_an_epoch_computes_otherwise_is_said_at_the_restart(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [
+        *((name, "before batches") for name in heads(objects(), 0)),
+        *(("scale", place) for place in ("before steps", "between two loops")),
+    ],
+)
+def test_what_an_epoch_computes_otherwise_outside_of_its_loops_is_said_at_the_restart(
+    name: str, place: str
+) -> None:
     def train(given: dict[str, Any], *, saves: bool) -> list[str]:
         job = init(**given)
+        steps = 0
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             for epoch in job.epochs(2):
-                computed = heads(given, epoch)[name]
-                for batch in job.batches(DataLoader(range(4))):  # type: ignore[arg-type]
+                for _ in job.batches([0]) if place == "between two loops" else ():
                     trained(given)
-                    if saves and (epoch, int(batch)) == (1, 1):
-                        write_save(Path("ckpt"), job, step=6)
+                    steps += 1
+                computed = heads(given, epoch)[name]
+                loader: Any = DataLoader(range(4))  # type: ignore[arg-type]
+                for number in job.steps(4) if place == "before steps" else job.batches(loader):
+                    trained(given)
+                    steps += 1
+                    if saves and (epoch, int(number)) == (1, 1):
+                        write_save(Path("ckpt"), job, step=steps)
                 del computed
         job.close()
-        return [str(one.message) for one in said if "before an epoch's batches" in str(one.message)]
+        return [str(one.message) for one in said if "computes in an epoch" in str(one.message)]
 
     given = objects()
     assert train(given, saves=True) == []

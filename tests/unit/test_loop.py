@@ -32,7 +32,8 @@ from torch.utils.data import (
     get_worker_info,
 )
 
-from jitckpt.data import chosen_samples, loop
+from jitckpt.data import chosen_samples, loop, made_in_loop
+from jitckpt.data.between_loops import MOST_DRAWN
 from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
@@ -41,14 +42,14 @@ from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import JitckptError
 
 EPOCHS = 2
-WATCH = chosen_samples.watch
+WATCH = made_in_loop.watch
 
 
 @pytest.fixture(autouse=True)
 def nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
     """It looks at all objects of the process, which many a test has made."""
-    monkeypatch.setattr(chosen_samples, "watch", lambda: None)
-    monkeypatch.setattr(chosen_samples, "_known", None)
+    monkeypatch.setattr(made_in_loop, "watch", lambda: None)
+    monkeypatch.setattr(made_in_loop, "_known", None)
 
 
 class Squares(Dataset[Any]):
@@ -289,7 +290,7 @@ def generators() -> list[float]:
 
 
 def listed(batch: Any) -> Any:
-    if isinstance(batch, str):
+    if isinstance(batch, str | int):
         return batch
     return batch.tolist() if isinstance(batch, Tensor) else [listed(one) for one in batch]
 
@@ -828,7 +829,7 @@ def choosing(training: Training, kinds: Any, plain: bool) -> None:
 def test_samples_that_are_chosen_as_an_epoch_begins_are_chosen_again(
     kind: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
 
     def build() -> Any:
         return kind, Squares(40)
@@ -852,8 +853,67 @@ def in_an_order_of_its_own(training: Training, count: int, plain: bool) -> None:
 def test_what_is_drawn_before_an_epochs_batches_is_drawn_again() -> None:
     assert run(in_an_order_of_its_own, lambda: 4).told == run(in_an_order_of_its_own, lambda: 4, True).told
     undisturbed = check_all(in_an_order_of_its_own, lambda: 4)
-    kept = [len(decoded(state[-1])["epoch"]) > 0 for state in undisturbed.step_ended.values()]
-    assert kept == [True] * 8 + [False] * 4, "where nothing is drawn there is nothing to be kept"
+    kept = [len(decoded(state[-1])["between"][0]["drawn"]) for state in undisturbed.step_ended.values()]
+    assert [size > 0 for size in kept] == [True] * 8 + [False] * 4, "where nothing is drawn nothing is kept"
+
+
+def between_two_loops(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Two passes in an epoch, the first of which is left at times; and then one behind the epochs."""
+    loop, told = training.loop, training.told
+    for epoch in range(3) if plain else loop.epochs(3):
+        for count in counts:
+            order, noise = torch.randperm(count).tolist(), generators()
+            for number in range(count) if plain else loop.batches(range(count)):
+                if epoch == 1 and number == 2:
+                    break
+                told.append((epoch, count, order[number], noise, generators()))
+                training.optimize()
+            told.append(generators())
+    noise = generators()
+    for number in range(3) if plain else loop.batches(range(3)):
+        told.append((number, noise))
+        training.optimize()
+
+
+def in_steps(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Loops over steps, whose order is drawn before them, in epochs and behind them."""
+    loop, told = training.loop, training.told
+    for epoch in range(3) if plain else loop.epochs(3):
+        for count in counts:
+            order, noise = torch.randperm(count).tolist(), generators()
+            for step in range(count) if plain else loop.steps(count):
+                if epoch == 1 and step == 2:
+                    break
+                told.append((epoch, order[step], noise, generators()))
+                training.optimize()
+    noise = generators()
+    for step in range(3) if plain else loop.steps(3):
+        told.append((step, noise))
+        training.optimize()
+
+
+def in_plain_epochs(training: Training, counts: tuple[int, int], plain: bool) -> None:
+    """Epochs by range(): a restart goes through them all again."""
+    loop, told = training.loop, training.told
+    noise = [0.0]  # what is drawn before the first loop every start draws alike
+    for epoch in range(4):
+        for count in counts:
+            for number in range(count) if plain else loop.batches(range(count)):
+                told.append((epoch, number, noise, generators()))
+                training.optimize()
+            noise = generators()
+
+
+@pytest.mark.parametrize("script", [between_two_loops, in_steps, in_plain_epochs])
+def test_what_is_drawn_between_two_loops_is_drawn_again(script: Script) -> None:
+    assert run(script, lambda: (4, 3)).told == run(script, lambda: (4, 3), True).told
+    check_all(script, lambda: (4, 3))
+
+
+def test_of_epochs_without_an_end_only_the_newest_random_numbers_are_kept() -> None:
+    undisturbed = run(in_plain_epochs, lambda: (1,) * 10)
+    kept = [len(one["drawn"]) for one in decoded(undisturbed.boundary[40][-1])["between"]]
+    assert [size > 0 for size in kept] == [False] * (39 - MOST_DRAWN) + [True] * MOST_DRAWN
 
 
 class Labelled(Dataset[Any]):
@@ -882,6 +942,23 @@ class Wrapped(Dataset[Any]):
         return 2 * self.subset[index]
 
 
+class Table:
+    """No dataset of torch's, but samples by their numbers; others of it can be selected."""
+
+    def __init__(self, numbers: list[int]) -> None:
+        self.numbers = numbers
+
+    def select(self, indices: Iterable[int]) -> "Table":
+        return Table([self.numbers[one] for one in indices])
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    def __getitem__(self, index: int) -> int:
+        return self.numbers[index]
+
+
+TABLE = Table([*range(40)])
 MADE: dict[str, Callable[[list[int]], Any]] = {
     "Subset in a dataset": lambda found: DataLoader(
         Wrapped(Subset(Squares(40), found)), batch_size=4, shuffle=True
@@ -896,6 +973,9 @@ MADE: dict[str, Callable[[list[int]], Any]] = {
     "weights": lambda found: DataLoader(
         Squares(40), batch_size=4, sampler=WeightedRandomSampler([one + 0.5 for one in found], len(found))
     ),
+    "tensor": lambda found: DataLoader(torch.tensor(found), batch_size=4, shuffle=True),  # type: ignore[arg-type]
+    "rows of a table": lambda found: DataLoader(TABLE.select(found), batch_size=4, shuffle=True),  # type: ignore[arg-type]
+    "sampler alone": lambda found: BatchSampler(SubsetRandomSampler(found), 4, drop_last=False),
     "count": lambda found: DataLoader(
         Squares(40), batch_size=4, sampler=RandomSampler(Squares(40), num_samples=len(found))
     ),
@@ -938,7 +1018,7 @@ def made_anew(training: Training, kind: Any, plain: bool) -> None:
 def test_what_is_made_of_samples_as_an_epoch_begins_is_made_again(
     kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
     assert run(made_anew, lambda: kind).told == run(made_anew, lambda: kind, plain=True).told
     check_all(made_anew, lambda: kind, (2, 6) if kind == "DistributedSampler" else (2, 6, 9, 10))
 
@@ -994,7 +1074,7 @@ def with_one_made_anew(training: Training, data: Any, plain: bool) -> None:
 def test_one_that_has_a_state_and_is_made_in_each_epoch_goes_on_from_no_other(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
 
     def build() -> Any:
         return DataLoader(Squares(6), batch_size=2, shuffle=True)
@@ -1138,7 +1218,7 @@ def changed_in_its_place(training: Training, data: Any, plain: bool) -> None:
 def test_what_is_changed_of_a_dataset_as_an_epoch_begins_is_changed_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(chosen_samples, "watch", WATCH)
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
 
     def build() -> Any:
         values, labels, numbers = torch.ones(8), torch.ones(8), [*range(4)]
@@ -1151,9 +1231,119 @@ def test_what_is_changed_of_a_dataset_as_an_epoch_begins_is_changed_once(
     check_all(changed_in_its_place, build, (2, 6, 8))
 
 
+class Relabelled(Dataset[Any]):
+    """Of the script's own; counts and keeps what it has read, as datasets do, a copy of more than is kept."""
+
+    def __init__(self) -> None:
+        self.labels, self.weights = numpy.ones(8), torch.ones(8)
+        self.difficulty, self.order = 1, [*range(8)]
+        self.read, self.cache = 0, numpy.zeros(1 << 17)
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __getitem__(self, index: int) -> Any:
+        self.read += 1
+        self.cache[index] = self.read
+        number = self.order[index]
+        return float(self.labels[number] + self.difficulty), self.weights[number]
+
+
+def relabelled(training: Training, loader: Any, plain: bool) -> None:
+    """Each epoch's labels follow from those of the one before and from what the training has come to."""
+    loop, dataset = training.loop, loader.dataset
+    for epoch in range(3) if plain else loop.epochs(3):
+        dataset.labels *= training.step + 2
+        dataset.order[epoch], dataset.order[-1] = dataset.order[-1], dataset.order[epoch]
+        for batch in loader if plain else loop.batches(loader):
+            training.told.append((epoch, listed(batch), generators()))
+            training.optimize()
+        if epoch == 0:
+            dataset.weights.add_(training.step)
+            dataset.difficulty += training.step
+
+
+def test_what_a_script_changes_of_its_own_dataset_comes_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
+
+    def build() -> Any:
+        return DataLoader(Relabelled(), batch_size=3, shuffle=True)
+
+    assert run(relabelled, build).told == run(relabelled, build, plain=True).told
+    undisturbed = check_all(relabelled, build)
+    assert not undisturbed.warnings, "what it changes of itself is not the script's"
+
+
+def test_what_is_lost_of_a_changed_dataset_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
+
+    def in_the_second_pass(training: Training, loaders: Any, plain: bool) -> None:
+        first, second = loaders
+        for epoch in range(3) if plain else training.loop.epochs(3):
+            for loader in (first, second):
+                if loader is second:
+                    second.dataset.labels *= training.step + 2
+                for batch in training.loop.batches(loader):
+                    training.told.append((epoch, listed(batch)))
+                    training.optimize()
+
+    def build() -> Any:
+        return DataLoader(Squares(4), batch_size=2), DataLoader(Relabelled(), batch_size=4)
+
+    undisturbed = run(in_the_second_pass, build)
+    assert not undisturbed.warnings
+    again = resumed(in_the_second_pass, build, undisturbed.boundary[7])
+    assert again.told == undisturbed.told, "in the pass over it, it comes back"
+    (said,) = resumed(in_the_second_pass, build, undisturbed.boundary[5]).warnings
+    assert said.startswith("Relabelled.labels: the script has changed it in its loop")
+
+
+class Queue:
+    """Gives what it has, once."""
+
+    def __init__(self, number: int) -> None:
+        self.waiting = [number, number + 1]
+
+    def __iter__(self) -> Iterator[int]:
+        while self.waiting:
+            yield self.waiting.pop()
+
+
+def test_one_that_can_be_iterated_once_is_not_spent_by_a_restart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(made_in_loop, "watch", WATCH)
+
+    def with_a_queue(training: Training, data: Any, plain: bool) -> None:
+        for epoch in range(3) if plain else training.loop.epochs(3):
+            for one in (data, Queue(epoch)):
+                for batch in one if plain else training.loop.batches(one):
+                    training.told.append((epoch, str(batch), generators()))
+                    training.optimize()
+
+    def build() -> Any:
+        return DataLoader(Squares(4), batch_size=2, shuffle=True)
+
+    assert run(with_a_queue, build).told == run(with_a_queue, build, plain=True).told
+    check_all(with_a_queue, build)
+
+
+def test_that_a_library_selects_other_rows_is_named() -> None:
+    said: list[str] = []
+    kept: list[tuple[Any, bytes]] = []
+    WATCH()
+    for print_of_rows in ("a", "a", "b"):
+        table = Table([3, 5])
+        vars(table)["_fingerprint"] = print_of_rows
+        kept.append((DataLoader(table), chosen_samples.chosen(DataLoader(table), said.append)))  # type: ignore[arg-type]
+    (_, before), (same, _), (other, _) = kept
+    chosen_samples.choose_again(same, before, said.append)
+    assert not said
+    chosen_samples.choose_again(other, before, said.append)
+    assert "The Table that the script makes in its loop has another fingerprint" in said.pop()
+
+
 def test_what_was_there_before_the_loop_is_not_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     split, said, samples = Subset(Squares(), [1, 2]), list[str](), [torch.ones(1), torch.ones(1)]
-    monkeypatch.setattr(chosen_samples, "_known", None)
+    monkeypatch.setattr(made_in_loop, "_known", None)
     assert chosen_samples.chosen(DataLoader(Subset(Squares(), [1])), said.append) == b"", "no loop has begun"
     loader = DataLoader(split, shuffle=True)
     WATCH()

@@ -582,9 +582,22 @@ def by_samplers(loop: Loop) -> None:
     assert first.dataset is not second.dataset
 
 
+def by_labels(loop: Loop) -> None:
+    """Each batch gets others; what is read of another one does not change."""
+    labelled, read = (torch.utils.data.TensorDataset(torch.ones(4)) for _ in range(2))
+    first, second = torch.utils.data.DataLoader(labelled), torch.utils.data.DataLoader(read)
+    third = torch.utils.data.DataLoader([1, 2])  # type: ignore[arg-type]
+    for batch in loop:
+        labelled.tensors[0][batch % 4] += 1
+        for (values,) in second:
+            assert len(values.add_(1)) == 1
+    assert first.dataset is not third.dataset
+
+
 @pytest.mark.parametrize(
     ("script", "names"),
     [
+        (by_labels, {"TensorDataset.tensors"}),
         (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
         (in_place, {"weights", "centres"}),
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),

@@ -1,0 +1,82 @@
+"""What the script does outside of its loops: before the first one of an epoch, and between two of them.
+
+A restart in a later loop does it again. So it draws the random numbers that it drew, and what it computes
+there is compared.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import FrameType
+from typing import Any, Protocol
+
+from jitckpt.data import generators
+
+MOST_DRAWN = 16  # stretches whose generators are kept: without job.epochs there is no end of them
+
+
+class Head(Protocol):
+    """Looks at what the script computes in a stretch (worker/epoch_head.py)."""
+
+    def epoch_begins(self, frame: FrameType) -> None: ...
+    def begins(self) -> None: ...
+    def digests(self) -> Mapping[str, str]: ...
+    def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None: ...
+
+
+@dataclass
+class Stretch:
+    """One that has ended. drawn_from: all generators as it began, packed, if it has drawn something.
+
+    said: digests of what it has computed, as they are kept.
+    """
+
+    drawn_from: bytes = b""
+    said: bytes = b""
+
+
+class BetweenLoops:
+    """The stretches of one epoch; of a restored one those are known that are to be gone through again."""
+
+    def __init__(self, head: Head | None) -> None:
+        self._head = head
+        self._number = 0  # of the one that is open, or of the next one
+        self._begun: bytes | None = None  # all generators as the one that is open began
+        self._compares = True
+        self.ended: list[Stretch] = []
+
+    def begin_epoch(self) -> None:
+        """Nothing is known of the new epoch."""
+        self._number, self._begun, self.ended = 0, None, []
+
+    def begins(self, frame: FrameType | None = None) -> None:
+        """A stretch begins. frame: which is given an epoch."""
+        if self._head is not None:
+            if frame is not None:
+                self._head.epoch_begins(frame)
+            self._head.begins()
+        if self._number < len(self.ended) and (drawn_from := self.ended[self._number].drawn_from):
+            generators.put_all(drawn_from)
+        self._begun = generators.all_packed()
+
+    def ends(self) -> None:
+        """A loop begins: perhaps after a stretch, perhaps in another loop."""
+        if self._begun is None:
+            return
+        number, self._number = self._number, self._number + 1
+        begun, self._begun = self._begun, None
+        now = {} if self._head is None else self._head.digests()
+        if number < len(self.ended):
+            if self._head is not None and self._compares and (said := self.ended[number].said):
+                self._head.compare(json.loads(said), now)
+            return
+        drawn_from = b"" if begun == generators.all_packed() else begun
+        self.ended.append(Stretch(drawn_from, json.dumps(now).encode() if now else b""))
+        if len(self.ended) > MOST_DRAWN:
+            self.ended[-1 - MOST_DRAWN].drawn_from = b""
+
+    def restore(self, saved: Iterable[Mapping[str, Any]], *, of_others: bool) -> None:
+        """Go through those again that were saved. of_others: as other ranks, so what is computed is other."""
+        self.begin_epoch()
+        self._compares = not of_others
+        self.ended = [Stretch(*(one[name].numpy().tobytes() for name in ("drawn", "said"))) for one in saved]
