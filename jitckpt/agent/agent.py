@@ -37,7 +37,7 @@ from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
-from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.agent.migration import going_back, lost_job
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.shelf import Shelf
@@ -175,6 +175,7 @@ class Agent(LocalElasticAgent):
         self._processes: WorkerProcesses | None = None
         self._last: Supervisor | None = None  # of the newest start
         self._kept_in_memory = 0  # by the newest start before it that had a step there as it failed
+        self._in_files = 0  # the newest step that memory had and the job has gone on from by files
         self._worker_store: Any = None  # torch's TCPStore
         self._hosts: Hosts | None = None
         self._ends: list[tuple[int, str]] = []  # of the starts so far
@@ -262,7 +263,7 @@ class Agent(LocalElasticAgent):
         if self._memory is None or self._last is None or not self._directory():
             return
         step = self._last.kept_in_memory or self._kept_in_memory
-        if step > self._newest_saved():
+        if step > max(self._newest_saved(), self._in_files):
             own = {worker.global_rank for worker in self._worker_group.workers}
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
@@ -493,7 +494,13 @@ class Agent(LocalElasticAgent):
             self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
-            self._memory.gather(self._hosts)
+            self._in_files = max(self._in_files, self._memory.gather(connected, self._to_cut_anew(directory)))
+
+    def _to_cut_anew(self, directory: Path | None) -> ToCutAnew | None:
+        """Return where a state goes that other hosts than these had in memory; None where all always meet."""
+        if self._settings.wait is None or directory is None:
+            return None
+        return ToCutAnew(directory, _job_of(directory), max(self._newest_saved(), self._in_files))
 
     def _own_host(self, worker_group: Any, pasts: tuple[Past, ...], *, port: int, memory_port: int) -> Host:
         """Return what this host says of itself to the others."""
@@ -603,10 +610,7 @@ class Agent(LocalElasticAgent):
     def _job(self) -> str:
         """Return whose the checkpoint directory is; "" if nobody has used it, or it can't be read."""
         directory = self._directory()
-        try:
-            return (directory and folders.read_job(Path(directory))) or ""
-        except (CheckpointError, OSError):
-            return ""  # the ranks say what is wrong with it
+        return _job_of(Path(directory)) if directory else ""
 
     def _give_job(self, directory: Path, met: Sequence[Host]) -> None:
         """Have the directory of a host that is new be this job's, also where it is the first rank's."""
@@ -828,6 +832,14 @@ class Agent(LocalElasticAgent):
                     say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
                 return again
         return None
+
+
+def _job_of(directory: Path) -> str:
+    """Return whose a checkpoint directory is; "" if nobody has used it, or it can't be read."""
+    try:
+        return folders.read_job(directory) or ""
+    except (CheckpointError, OSError):
+        return ""  # the ranks say what is wrong with it
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

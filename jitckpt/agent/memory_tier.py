@@ -9,31 +9,30 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import inf
 from pathlib import Path
 
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.keeping import KeptMemory
-from jitckpt.agent.parity import ParityOfHosts, as_parities
-from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory, as_parts
+from jitckpt.agent.memory_sources import decide, newest_of_others, ranks_of, timeline, within_job
+from jitckpt.agent.memory_sources import source as source_of
+from jitckpt.agent.parity import ParityOfHosts
+from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.decoding import decodable, whole_of_parts
 from jitckpt.decisions.holders import holders
 from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
-from jitckpt.decisions.sources import Kind, Piece, Source
+from jitckpt.decisions.sources import Kind, Piece, Source, SourcePlan
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
-from jitckpt.saves.starts import Starts
 from jitckpt.system.free_memory import free_memory
 from jitckpt.tiers import asked, from_holders, host_memory, own_shard, parity_peers, peers, remade_peers
 from jitckpt.tiers.assembly import Assembled
@@ -52,6 +51,21 @@ FREE_PART = 0.8
 COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
 MOST_AT_A_TIME = 8  # shards that come at once
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
+# What hosts have in memory, by host.
+Had = tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]], dict[int, HeldParts]]
+
+
+@dataclass(frozen=True)
+class ToCutAnew:
+    """Where a state of another number of ranks goes: only files can be cut anew (worker/resharding.py).
+
+    directory: one that all hosts share. job: whose it is; "" as long as that is not known. newest: the step
+    that is whole there.
+    """
+
+    directory: Path
+    job: str
+    newest: int = 0
 
 
 class MemoryTier:
@@ -200,20 +214,30 @@ class MemoryTier:
             return True
         if await self.spare.answer(self._why_no_part, request, connection):
             return True
-        if self.parity is None:
+        if self._parity is None:
             return False
-        of = self.parity.parities
+        of = self._parity.parities  # what hosts of another meeting have left, too
         return await parity_peers.answer(of, self._number_of_stripe, request, connection)
 
-    def gather(self, hosts: Hosts) -> None:
+    def gather(self, hosts: Hosts, files: ToCutAnew | None = None) -> int:
         """Fetch from other hosts' memory what this host's ranks lack to go on from the step that all will.
 
-        What can't be had is no error here: then the ranks agree on files.
+        files: where that goes if it is of another number of ranks; returns the step that was written there,
+        0 for none. What can't be had is no error here: then the ranks agree on files.
         """
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
-        held, parities, parts = self._what_all_have(hosts, tiers)
+        had = held, parities, parts = self._what_all_have(hosts, tiers)
         failed: list[Piece] = []
         decided = partial(decide, hosts, held, failed, parities, parts=parts)
+        if files is not None and files.job:
+            here = decided()
+            newest = max(files.newest, 0 if here is None else here.step)
+            other = newest_of_others(hosts, files.job, *had)
+            if other is not None and other[1].step > newest:
+                self._gathered = 0
+                return self._write_to_cut_anew(hosts, tiers, had, other, files.directory)
+            if other is None and len(held) == len(hosts.all):
+                self._forget_others(hosts, held, newest)
         step = self._get(hosts, tiers, held, decided, failed)
         self._gathered = step
         self.lacks_copies = self._lacks_copies(hosts, held, parities, parts, step)
@@ -221,12 +245,95 @@ class MemoryTier:
             # Another host has found its copies of that step damaged.
             again = partial(decide, hosts, held, failed, parities, least, parts=parts)
             self._get(hosts, tiers, held, again, failed)
-        elif step == 0 and self._log.leading and any(held.values()):
-            what = "its parity" if self.parity is not None else "its copies"
+        elif step == 0 and any(one.world_size == ranks_of(hosts) for one in chain(*held.values())):
+            self._tell_nothing_whole()
+        return 0
+
+    def _tell_nothing_whole(self) -> None:
+        if self._log.leading:
+            what = "its parity" if self.wanted.mode == PARITY else "its copies"
             self._warn(
                 f"no step is whole in the hosts' memory any more: more is lost than {what} can give back, so "
                 "the ranks go on from files, or from the beginning"
             )
+
+    def _forget_others(self, hosts: Hosts, held: Mapping[int, Sequence[HeldShard]], newest: int) -> None:
+        """Have no rank count on what another number of ranks has left, of which no step is whole."""
+        others = [one for one in chain(*held.values()) if one.world_size != ranks_of(hosts)]
+        if any(one.step > newest for one in others):
+            self._tell_nothing_whole()
+        for one in self.memory.has():
+            if one.world_size != ranks_of(hosts):
+                self.memory.drop(one.rank, one.step)
+
+    def _write_to_cut_anew(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        had: Had,
+        of: tuple[int, SourcePlan],
+        directory: Path,
+    ) -> int:
+        """Write what another number of ranks had to files, each rank's on one of the hosts that have it.
+
+        No rank begins before all hosts have done so. Returns the step, 0 if it could not be written.
+        """
+        (count, plan), begun, size = of, time.monotonic(), 0
+        held, parities, parts = had
+        failed: list[Piece] = []
+        ranks = sorted(rank for rank, one in plan.sources.items() if one.host == hosts.index)
+        left = list(ranks)
+        while left:
+            again = decide(hosts, held, failed, parities, plan.step, parts=parts, ranks=count)
+            if again is None or (again.step, again.timeline) != (plan.step, plan.timeline):
+                self._warn(f"step {plan.step} of rank {left[0]} is whole in no host's memory any more")
+                return 0
+            source = again.sources[left[0]]
+            fetch = partial(self._fetch, hosts, tiers, held, tuple(failed), source)
+            try:
+                size += self._write(source, hosts.index, directory, fetch)
+                del left[0]
+            except PieceLost as error:
+                failed.append(error.piece)
+                self._warn(f"a copy of rank {source.rank}'s state is passed over: {error}")
+            except (SaveError, OSError) as error:
+                self._warn(
+                    f"step {plan.step} of rank {source.rank}, which is in memory alone, can't be cut anew: "
+                    f"it could not be written to {directory}: {error}"
+                )
+                return 0
+        seconds = time.monotonic() - begun
+        told = {"step": plan.step, "bytes": size, "seconds": seconds}
+        self._log.write("memory_sources", reason=plan.reason, **told)
+        self._log.write("memory_written", **told)
+        if ranks:
+            say(
+                f"the state of {sources.listed(ranks)} of {count} after step {plan.step}, which was in "
+                f"memory alone, lies in {directory} now, to be cut anew for {ranks_of(hosts)} ranks: "
+                f"{show_size(size)} in {seconds:.2f} s."
+            )
+        return plan.step
+
+    def _write(self, source: Source, host: int, directory: Path, fetch: Callable[..., int]) -> int:
+        """Write a rank's state in memory to files; return the bytes. fetch: what brings it, if need be.
+
+        Raises PieceLost if it is damaged, SaveError or OSError if it can't be written.
+        """
+        if source.host == host and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
+            try:
+                host_memory.check(self.memory.of(source.rank), source.step)
+            except SaveError as error:
+                raise PieceLost(source, error) from error
+            return self._write_from(self.memory, source, host, directory)
+        if (free := int(free_memory() * FREE_PART)) < source.bytes:
+            raise SaveError(f"{source.bytes} bytes of memory would be needed for it, and {free} are free.")
+        with closing(HostMemory()) as memory:  # the ranks of this host need that no more
+            fetch(into=memory)
+            return self._write_from(memory, source, host, directory)
+
+    def _write_from(self, memory: HostMemory, source: Source, host: int, directory: Path) -> int:
+        one = memory.shard(source.rank, source.step, within_job(source.timeline))
+        return own_shard.write_whole(one, directory, self._log.start, f"memory{host}")
 
     def _lacks_copies(
         self,
@@ -303,15 +410,8 @@ class MemoryTier:
 
     def _write_of_parts(self, hosts: Hosts, source: Source, directory: Path) -> None:
         """Put a state together, in memory that the ranks of this host need no more, and write it to files."""
-        if (free := int(free_memory() * FREE_PART)) < source.bytes:
-            raise SaveError(f"{source.bytes} bytes of memory would be needed for it, and {free} are free.")
         begun = time.monotonic()
-        timeline, peer_of = _within_job(source.timeline), partial(PeerParts, hosts)
-        with closing(HostMemory()) as memory:
-            self.spare.bring(source, timeline, hosts.index, peer_of, memory)
-            size = own_shard.write_whole(
-                memory.shard(source.rank, source.step, timeline), directory, self._log.start, "memory"
-            )
+        size = self._write(source, hosts.index, directory, partial(self._fetch, hosts, {}, {}, (), source))
         self._log.write("memory_written", step=source.step, bytes=size, seconds=time.monotonic() - begun)
         say(
             f"the state of rank {source.rank} after step {source.step}, which was in parts on several hosts, "
@@ -411,15 +511,27 @@ class MemoryTier:
         if source.host == hosts.index and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
             host_memory.check(self.memory.of(source.rank), source.step)
             return 0
-        timeline = _within_job(source.timeline)
-        if source.kind == Kind.PARTS:
-            size = self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), self.memory)
-        elif source.kind == Kind.PARITY and self.parity is not None:
-            size = self.parity.decode(source, timeline, tiers)
-        else:
-            size = from_holders.get(self._holders(hosts, tiers, held, failed, source), timeline, self.memory)
+        size = self._fetch(hosts, tiers, held, failed, source, into=self.memory)
         self._hold(source.rank)
         return size
+
+    def _fetch(
+        self,
+        hosts: Hosts,
+        tiers: Mapping[int, PeerParity],
+        held: Mapping[int, Sequence[HeldShard]],
+        failed: Collection[Piece],
+        source: Source,
+        *,
+        into: HostMemory,
+    ) -> int:
+        """Bring into memory what this host has not as a whole; return the bytes that came from others."""
+        timeline = within_job(source.timeline)
+        if source.kind == Kind.PARTS:
+            return self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), into)
+        if source.kind == Kind.PARITY and self._parity is not None:
+            return self._parity.decode(source, timeline, tiers, into)
+        return from_holders.get(self._holders(hosts, tiers, held, failed, source), timeline, into)
 
     def _holders(
         self,
@@ -430,7 +542,7 @@ class MemoryTier:
         source: Source,
     ) -> dict[Source, PeerParity]:
         """Return all hosts that have what a source has, itself first."""
-        everywhere = (_source(hosts, host, one) for host in tiers for one in held.get(host, ()))
+        everywhere = (source_of(hosts, host, one) for host in tiers for one in held.get(host, ()))
         same = [
             one
             for one in everywhere
@@ -452,29 +564,27 @@ class MemoryTier:
         """
         own = needed = set(hosts.all[hosts.index].ranks)
         for one in (one for of_host in held.values() for one in of_host):
-            if (one.step, _timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
+            if (one.step, timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
                 needed = needed | set(one.members)
         here = [
-            _source(hosts, hosts.index, one)
+            source_of(hosts, hosts.index, one)
             for one in self.memory.has()
-            if (one.step, _timeline(one)) == (plan.step, plan.timeline)
+            if (one.step, timeline(one)) == (plan.step, plan.timeline)
         ]
         near = {one.rank: one for one in here if one not in failed}
         found = [near.get(rank, plan.sources[rank]) for rank in needed]
         return sorted(found, key=lambda one: (one.kind == Kind.PARITY, one.host != hosts.index, one.rank))
 
-    def _what_all_have(
-        self, hosts: Hosts, tiers: Mapping[int, PeerParity]
-    ) -> tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]], dict[int, HeldParts]]:
+    def _what_all_have(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> Had:
         held: dict[int, Sequence[HeldShard]] = {hosts.index: self.memory.has()}
         parities: dict[int, Sequence[HeldParity]] = {}
         parts: dict[int, HeldParts] = {hosts.index: self.spare.has()} if self.may_spread else {}
-        if self.parity is not None:
-            parities[hosts.index] = self.parity.parities.has()
+        if self._parity is not None:
+            parities[hosts.index] = self._parity.parities.has()
         for host, tier in tiers.items():
             try:
                 held[host] = tier.has()
-                if self.parity is not None:
+                if self._parity is not None:
                     parities[host] = tier.parities()
                 if self.may_spread:
                     parts[host] = PeerParts(hosts, host).parts()
@@ -568,8 +678,8 @@ class MemoryTier:
                     )
 
     def _number_of_stripe(self, stripe: Stripe) -> int:
-        assert self.parity is not None
-        number = self.parity.number_of(stripe)
+        assert self._parity is not None
+        number = self._parity.number_of(stripe)
         self._hold(_number(number))
         return number
 
@@ -615,20 +725,6 @@ def _number(key: int) -> int:
     return -1 - key
 
 
-def _timeline(one: HeldShard) -> str:
-    return f"{one.job}/{one.timeline}"
-
-
-def _source(hosts: Hosts, host: int, one: HeldShard) -> Source:
-    """Return what a host has, for the policy."""
-    kind = Kind.OWN_MEMORY if hosts.host_of(one.rank) == host else Kind.PEER_MEMORY
-    return Source(one.rank, one.step, kind, _timeline(one), host, one.bytes)
-
-
-def _within_job(timeline: str) -> str:
-    return timeline.rpartition("/")[2]
-
-
 def placement_of(hosts: Hosts, copies: int) -> Placement:
     """Return for each host which hosts have its ranks' state, itself first. Raises HostsError."""
     try:
@@ -642,28 +738,3 @@ def placement_of(hosts: Hosts, copies: int) -> Placement:
 def machines_of(hosts: Hosts) -> list[Machine]:
     """Return all hosts as what a state can be placed on."""
     return [Machine(one.domains, one.memory or float("inf")) for one in hosts.all]
-
-
-def decide(
-    hosts: Hosts,
-    held: Mapping[int, Sequence[HeldShard]],
-    failed: Collection[Piece],
-    parities: Mapping[int, Sequence[HeldParity]],
-    newest: float = inf,
-    *,
-    parts: Mapping[int, HeldParts] | None = None,
-) -> sources.SourcePlan | None:
-    """Return where every rank's state comes from, of what all hosts have in memory; newest: of the steps."""
-    ranks = [rank for host in hosts.all for rank in host.ranks]
-    known = Starts(0, {number: step for host in hosts.all for number, step in host.starts})
-    found = [
-        _source(hosts, host, one)
-        for host, of_host in held.items()
-        for one in of_host
-        if one.rank < len(ranks) == one.world_size and one.step <= newest
-        if known.problem(one.start, one.step) is None
-    ]
-    found += decodable(found, as_parities(parities, len(ranks)), failed)
-    of_shards = as_parts({} if parts is None else parts, len(ranks), known)
-    found += [one for one in whole_of_parts(of_shards, failed) if one.step <= newest]
-    return sources.decide(ranks, found, failed)

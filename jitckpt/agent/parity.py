@@ -75,14 +75,14 @@ class ParityOfHosts:
         piece = ParityPiece(rank, stripe, ParityMember(one.slot, one.seal, one.index), keep)
         peer.add(piece, one.window)
 
-    def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity]) -> int:
-        """Bring a shard that is lost into this host's memory; return the bytes that came for it."""
+    def decode(self, source: Source, timeline: str, peers: Mapping[int, PeerParity], into: HostMemory) -> int:
+        """Bring a shard that is lost into memory; return the bytes that came for it."""
         own = OwnPieces(self.memory, self.parities)
 
         def pieces_of(host: int) -> Pieces:
             return NearPieces(own, peers[host]) if host in peers else own
 
-        return decode(source, timeline, pieces_of, self.memory)
+        return decode(source, timeline, pieces_of, into)
 
     def forget_strangers(self) -> list[int]:
         """Give back the memory of stripes that there are no more; return their numbers."""

@@ -811,7 +811,8 @@ class Supervisor(threading.Thread):
         steps = whole_steps(self._job.ranks)
         if not steps and not training_is_over(self._job.ranks) and self._job.in_memory is not None:
             self._log.write("kept_in_memory", step=self._job.in_memory, newest=self._newest_step())
-            self._say(f"the state after step {self._job.in_memory} is in memory; no file is needed.")
+            no_file = "" if self._elastic else "; no file is needed"  # for other ranks there is
+            self._say(f"the state after step {self._job.in_memory} is in memory{no_file}.")
         elif steps:
             self._log.write("saved", step=max(steps))
             self._say(f"the state after step {max(steps)} is saved.")

@@ -573,10 +573,9 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
         raise ValueError("--min-hosts: in transparent mode a job keeps its number of ranks")
     if args.coordination is not None:
         raise ValueError("--min-hosts: not with --coordination; let the hosts meet at a store of their own")
-    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)):
+    if args.memory_tier is not None and (args.memory_tier.sharded or args.memory_tier.optimizer):
         raise ValueError(
-            "--min-hosts: not with --memory-tier, whose copies only the same number of ranks can take; with "
-            "--save-every or jitckpt.init(save_every=...) there are files for failures of all replicas"
+            "--min-hosts goes with --memory-tier auto, peer=M or parity=D, not with sharded or +optimizer"
         )
     args.nnodes = f"{args.min_hosts}:{hosts}"
     last_call = f"last_call_timeout={math.ceil(args.wait)}"
@@ -689,7 +688,7 @@ def _check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
 def _memory(args: argparse.Namespace) -> Wanted | None:
     """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
     wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
-    if wanted.mode == memory_wanted.OFF or args.mode == "transparent" or args.min_hosts is not None:
+    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
         return None
     return replace(
         wanted,

@@ -127,10 +127,11 @@ class KnownJob:
     def can_be_saved(self) -> bool:
         """Return whether a save can be expected to be whole: some rank of each shard still has it.
 
-        A failure of which nobody knows yet whose it is may be that of a shard's only rank.
+        A failure of which nobody knows yet whose it is may be that of a shard's only rank. Who is asked to
+        end, or ends to take in hosts, has not failed.
         """
         replicas = Counter(rank.shard for rank in self.ranks if rank.registered)
-        spread = self.interrupted or all(count > 1 for count in replicas.values())
+        spread = self.interrupted or self.takes_in or all(count > 1 for count in replicas.values())
         return spread and not self.has_lost_shard()
 
     def has_lost_shard(self) -> bool:

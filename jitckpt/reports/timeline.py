@@ -42,7 +42,8 @@ class Recovery:
     one under way included. lost: the same where nothing could be saved. went_on: ranks were back in their
     training. directory: theirs, where it was another than before. first_step_seconds: from the finding
     until the slowest rank's first new step was done. kept_step: what the memory tier had of all ranks.
-    from_memory: why the ranks went on from that, and where each had it; "" if they did not.
+    in_files: it was written to files from there. from_memory: why the ranks went on from memory, and where
+    each had it; "" if they did not.
     """
 
     restart: int
@@ -62,6 +63,7 @@ class Recovery:
     directory: str | None
     first_step_seconds: float | None
     kept_step: int | None = None
+    in_files: bool = False
     from_memory: str = ""
 
 
@@ -139,6 +141,7 @@ def _recovery(earlier: Sequence[Event], events: Sequence[Event], directories: Se
         directory=min(_directories(after) - directories - _directories(before), default=None),
         first_step_seconds=first_steps[-1]["clock"] - detected["clock"] if first_steps else None,
         kept_step=kept[0]["step"] if kept else None,
+        in_files=bool(_of(before, "memory_written")),
         from_memory=gathered[-1]["reason"] if in_memory and gathered else in_memory,
     )
 
@@ -163,7 +166,8 @@ def _told(recovery: Recovery) -> list[str]:
     elif recovery.not_saved is not None:
         sentences.append(f"No whole state could be saved: {recovery.not_saved}.")
     elif recovery.kept_step is not None:
-        sentences.append(f"The state after step {recovery.kept_step} was in memory, so no file was written.")
+        then = "and was written to files from there" if recovery.in_files else "so no file was written"
+        sentences.append(f"The state after step {recovery.kept_step} was in memory, {then}.")
     if recovery.went_on:
         number = recovery.redone or recovery.lost
         redone = "" if not number else f", with {_minibatches(number)} done again"

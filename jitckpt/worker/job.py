@@ -242,6 +242,8 @@ class Job:
             loop=self._loop,
         )
         self._host.progress()  # whatever can't be saved is refused here and now
+        if environment.FULL_WORLD.get():
+            resharding.refuse_if_never_cut(self._host, has_save_function=given.save_function is not None)
         tensors = [tensor for part in self._host.local().values() for tensor in part.tensors.values()]
         if step_barrier is None:
             on_device = any(tensor.device.type != "cpu" for tensor in tensors)

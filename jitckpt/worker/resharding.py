@@ -44,6 +44,10 @@ REFUSED = (
     "{here}. Give `jitckpt run --reshard`, and it is cut anew; start the job as it was; or move that step, "
     "and what is newer, away."
 )
+NEVER_WITH_OTHERS = (
+    "--min-hosts: this job could not go on with another number of ranks: {why}. Start it without "
+    "--min-hosts: then it waits for a host in the place of one that is lost."
+)
 UNSETTLED = (
     " The failure came perhaps before the next minibatch. What the script does there now and then (an "
     "evaluation, a scheduler's step) may not have been done, and is not made up."
@@ -118,6 +122,20 @@ def _found(root: Path, identity: Identity, step: int) -> str:
 def _is_other(found: Identity, identity: Identity) -> bool:
     """Return whether a save is of another number of ranks, or of another layout."""
     return whole_step.laid_out(found) != whole_step.laid_out(identity)
+
+
+def refuse_if_never_cut(host: HostState, *, has_save_function: bool) -> None:
+    """Raise CheckpointError where no save of this job could be cut anew, as far as that is known by now."""
+    why = [reason for one in host.optimizers if (reason := one.why_not_cut_anew()) is not None]
+    cuts = {} if host.model is None else host.model.held().cuts
+    if has_save_function:
+        why = ["only who wrote it knows what its save function has saved"]
+    elif flat := [name for name, cut in cuts.items() if cut["offsets"] is None]:
+        why.append(
+            f"which part of {flat[0]} a rank holds is not known (FullyShardedDataParallel's parameters)"
+        )
+    if why:
+        raise CheckpointError(NEVER_WITH_OTHERS.format(why=why[0]))
 
 
 def load(

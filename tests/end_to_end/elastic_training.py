@@ -1,9 +1,10 @@
 """A training whose global batch is 24 samples with 4, 3 or 2 ranks, run by test_elastic.py.
 
 usage: elastic_training.py [--accumulation N] [--save-every N] [--stop-after STEP] [--stay RANKS:STEP ...]
+                           [--full]
 
 Each rank prints what it has had in each step, and a digest of all its state in the end. With --stay rank 0 of
-so many ranks stays behind this step, until it is ended.
+so many ranks stays behind this step, until it is ended. With --full no rank's state has a replica.
 """
 
 import argparse
@@ -13,10 +14,12 @@ import sys
 import time
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
@@ -32,6 +35,7 @@ def say(text: str) -> None:
 
 
 parser = argparse.ArgumentParser()
+parser.add_argument("--full", action="store_true")
 parser.add_argument("--accumulation", type=int, default=3)
 parser.add_argument("--save-every", type=int)
 parser.add_argument("--stop-after", type=int, default=0)
@@ -43,7 +47,7 @@ dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
 torch.manual_seed(rank)
 body = nn.Sequential(nn.Linear(FEATURES, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 1)).to("cuda")
-model = DistributedDataParallel(body)
+model: Any = fully_shard(body) if args.full else DistributedDataParallel(body)
 optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
 random = torch.Generator().manual_seed(1)
 features = torch.randn(SAMPLES, FEATURES, generator=random)
@@ -61,7 +65,9 @@ for _ in job.epochs(EPOCHS):
             while len([*save.glob("*/metadata.json")]) < world:  # one of each rank
                 time.sleep(0.1)
             sys.exit(3)
-        with nullcontext() if job.sync_gradients else model.no_sync():
+        if isinstance(model, FSDPModule):
+            model.set_requires_gradient_sync(job.sync_gradients)
+        with nullcontext() if args.full or job.sync_gradients else model.no_sync():
             loss = (model(inputs.cuda()) - targets.cuda()).square().mean() / job.accumulation_steps
             loss.backward()
         total, had = total + loss.item(), had + numbers.tolist()
@@ -75,5 +81,6 @@ for _ in job.epochs(EPOCHS):
             if rank == 0 and f"{world}:{step}" in args.stay:
                 time.sleep(LONG)
 state = [*model.parameters(), *(part for one in optimizer.state.values() for part in one.values())]
-digest = hashlib.sha256(b"".join(one.detach().cpu().numpy().tobytes() for one in state))
+parts = [getattr(one, "_local_tensor", one).detach().cpu() for one in state]
+digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in parts))
 say(f"rank {rank} of {world} ends with {digest.hexdigest()}")

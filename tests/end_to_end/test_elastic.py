@@ -6,7 +6,7 @@ Real trainings on softgpu, in network namespaces, a rank a host.
 import re
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -16,6 +16,7 @@ from launcher import JITCKPT_RUN, Launcher, Result, until_told
 from namespaces import Namespaces, kill, namespaces
 from test_memory_on_hosts import MEET
 
+from jitckpt.events import Event, read_events
 from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
 TRAINING = str(Path(__file__).parent / "elastic_training.py")
@@ -48,14 +49,20 @@ class Job:
         self.launcher, self.hosts = launcher, hosts
 
     def start(
-        self, host: int, *training: str, count: int = 4, least: int = 3, most: float = 600
+        self,
+        host: int,
+        *training: str,
+        count: int = 4,
+        least: int = 3,
+        most: float = 600,
+        options: Sequence[str] = (),
     ) -> "subprocess.Popen[str]":
         """count, least: of the job's hosts. most: seconds that the hosts may take to come together."""
         elastic = ["--nnodes", str(count), "--min-hosts", str(least), "--wait", "4", "--nproc-per-node", "1"]
         # Torch takes a host for dead after three times the interval.
         meet = [*MEET, "--rdzv-conf", f"keep_alive_interval=1,join_timeout={most}"]
         jitckpt = [sys.executable, "-c", TOGETHER, str(count)]
-        command = ["env", "OMP_NUM_THREADS=1", *jitckpt, "run", *meet, *elastic, *OPTIONS, TRAINING]
+        command = ["env", "OMP_NUM_THREADS=1", *jitckpt, "run", *meet, *elastic, *OPTIONS, *options, TRAINING]
         return self.launcher.start(*self.hosts.on(host), *command, *training)
 
     def kill(self, host: int) -> None:
@@ -82,7 +89,7 @@ def await_step(agents: Sequence["subprocess.Popen[str]"], step: int) -> str:
     return printed
 
 
-def told_schedule(launcher: Launcher, pieces: Sequence[tuple[int, int]]) -> str:
+def told_schedule(launcher: Launcher, pieces: Sequence[tuple[int, int]], *training: str) -> str:
     """Return what a job prints that is started with these ranks, each time up to this step.
 
     It is no elastic one: it saves after each step, is ended by its own script, and started anew by hand.
@@ -92,7 +99,7 @@ def told_schedule(launcher: Launcher, pieces: Sequence[tuple[int, int]]) -> str:
         run = [*JITCKPT_RUN, "--nproc-per-node", str(ranks), "--max-restarts", "0", "--reshard", *OPTIONS]
         how = ["--accumulation", str(12 // ranks), "--save-every", "1"]
         how += [] if last == STEPS else ["--stop-after", str(last)]
-        result = launcher.run(*run, TRAINING, *how)
+        result = launcher.run(*run, TRAINING, *training, *how)
         assert result.status == (0 if last == STEPS else 1), result.err
         printed += result.out
     return printed
@@ -102,6 +109,14 @@ def curve(printed: str) -> dict[tuple[int, int], str]:
     """Return what each rank has had in each step: its loss and its samples, as made last."""
     found = re.findall(r"^step (\d+) rank (\d) of (\d: .*)$", printed, re.MULTILINE)
     return {(int(step), int(rank)): rest for step, rank, rest in found}
+
+
+def by_so_many(
+    steps: Mapping[tuple[int, int], str], pieces: Sequence[tuple[int, int]]
+) -> dict[tuple[int, int], str]:
+    """Return what is left where each step is one of the first piece, of ranks up to a step, that has it."""
+    ranks = {step: next(count for count, last in pieces if step <= last) for step in range(1, STEPS + 1)}
+    return {key: rest for key, rest in steps.items() if rest.startswith(f"{ranks[key[0]]}: ")}
 
 
 def ends(printed: str) -> list[str]:
@@ -149,6 +164,44 @@ def test_a_job_goes_on_with_fewer_hosts_and_grows_back(job: Job, tmp_path: Path)
     (tmp_path / "told").mkdir()
     told = told_schedule(Launcher(tmp_path / "told"), [(4, 5), (3, 9), (4, STEPS)])
     assert curve(printed) == curve(told)
+    assert ends(printed) == ends(told) != []
+
+
+def test_what_no_replica_has_goes_on_from_memory_with_fewer_hosts_and_grows_back(
+    job: Job, tmp_path: Path
+) -> None:
+    """The same where each rank alone has its part: what a lost host had is in another one's memory."""
+    training = ["--full", "--stay", "4:5", "3:9"]
+    start = partial(job.start, options=["--memory-tier", "peer"])
+    agents = [start(host, *training) for host in range(4)]
+    printed = await_step(agents, 5)
+
+    def events(name: str) -> list[Event]:
+        return [event for event in read_events(tmp_path / "ckpt")[0] if event["event"] == name]
+
+    job.launcher.wait_until(lambda: events("memory_safe") != [])
+    job.kill(3)
+    printed += await_step(agents[:3], 9)
+    printed += agents[3].communicate()[0]
+    agents[3] = start(3, *training)
+    results = finish(job, agents)
+    printed += "".join(result.out for result in results)
+    said = "".join(result.err for result in results)
+    assert "to be cut anew for 3 ranks" in said
+    assert "was in memory, and was written to files from there" in results[0].err
+    assert "the job goes on with 3 of 4 hosts" in results[0].err
+    assert "the job goes on with all 4 hosts" in results[0].err
+    from_memory, from_saves = sorted({event["step"] for event in events("restored")})
+    assert from_memory in (3, 4, 5)
+    assert from_saves == 9, "all ranks have saved it: nothing is done again to take in a host"
+    assert not any(event["in_memory"] for event in events("restored"))
+
+    (tmp_path / "told").mkdir()
+    pieces = [(4, from_memory), (3, 9), (4, STEPS)]
+    told = told_schedule(Launcher(tmp_path / "told"), pieces, "--full")
+    steps = by_so_many(curve(printed), pieces)
+    check_samples(steps)
+    assert steps == curve(told)
     assert ends(printed) == ends(told) != []
 
 

@@ -17,6 +17,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Agent, _check_quorum
 from jitckpt.agent.local_state_saves import write_local_states
+from jitckpt.agent.memory_tier import ToCutAnew
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.agent.worker_processes import WorkerProcesses
@@ -269,6 +270,32 @@ def test_a_host_that_is_not_well_says_what_ends_with_its_memory(
     agent._last.kept_in_memory = None
     Agent._tell_what_goes(agent)
     assert capsys.readouterr().err == ""
+
+
+def test_what_memory_has_goes_to_files_once_and_only_where_the_number_of_hosts_may_change(
+    tmp_path: Path,
+) -> None:
+    folders.open_directory(tmp_path, "job")
+    written: list[int] = []
+    agent: Any = SimpleNamespace(
+        _settings=SimpleNamespace(wait=4.0),
+        _in_files=7,
+        _newest_saved=lambda: 3,
+        _memory=SimpleNamespace(write_saves=lambda of, ranks, step, *more: written.append(step)),
+        _hosts=None,
+        _last=SimpleNamespace(kept_in_memory=7, ranks_of_lost_hosts=(set(), set())),
+        _worker_group=SimpleNamespace(workers=[]),
+        _directory=lambda: str(tmp_path),
+    )
+    assert Agent._to_cut_anew(agent, tmp_path) == ToCutAnew(tmp_path, "job", 7)
+    assert Agent._to_cut_anew(agent, None) is None
+    Agent._write_what_memory_has(agent)
+    assert written == []
+    agent._last.kept_in_memory = 8
+    Agent._write_what_memory_has(agent)
+    assert written == [8]
+    agent._settings.wait = None
+    assert Agent._to_cut_anew(agent, tmp_path) is None
 
 
 @pytest.mark.parametrize("what", ["host", "store"])

@@ -591,6 +591,14 @@ def test_a_job_that_is_asked_to_end_saves_to_files() -> None:
     assert decide(asked) == OrderSave((0, 1))
 
 
+def test_all_ranks_that_are_well_save_to_take_in_hosts_whatever_memory_has() -> None:
+    """Nothing is done again for it; where one fails meanwhile, there is what memory has."""
+    asked = KnownJob(two_shards(), 1.0, DEADLINE, 1, alarmed=True, takes_in=True, in_memory=7)
+    assert decide(asked) == OrderSave((0, 1))
+    killed = replace(asked, ranks=two_shards(exit_code=-9))
+    assert decide(killed) == EndRanks(kill=(1,), terminate=())
+
+
 @pytest.mark.parametrize(
     ("ends", "progress"),
     [

@@ -176,3 +176,36 @@ def test_what_an_optimizer_keeps_in_attributes_is_refused(tmp_path: Path) -> Non
     assert found is not None
     with pytest.raises(CheckpointError, match="attributes that the training had changed"):
         resharding.load(found, tmp_path, HERE, *built(host_of(3, kind=Kept)))
+
+
+class Saying(torch.optim.SGD):
+    """Says by itself what its state is."""
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict()
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        super().load_state_dict(state_dict)
+
+
+@pytest.mark.parametrize(
+    ("kind", "has_save_function", "flat", "why"),
+    [
+        (Saying, False, False, "Saying says by itself what its state is"),
+        (torch.optim.SGD, True, False, "only who wrote it knows what its save function has saved"),
+        (torch.optim.SGD, False, True, "which part of 0.weight a rank holds is not known"),
+    ],
+)
+def test_a_job_that_could_never_be_cut_anew_does_not_begin_with_min_hosts(
+    kind: type[torch.optim.Optimizer],
+    has_save_function: bool,
+    flat: bool,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    resharding.refuse_if_never_cut(host_of(2), has_save_function=False)
+    if flat:  # as of FullyShardedDataParallel
+        unknown = {"0.weight": {"shape": [2, 2], "offsets": None}}
+        monkeypatch.setattr("jitckpt.state.parallel.cuts", lambda model: unknown)
+    with pytest.raises(CheckpointError, match=f"could not go on with another number of ranks: {why}"):
+        resharding.refuse_if_never_cut(host_of(2, kind=kind), has_save_function=has_save_function)

@@ -10,11 +10,12 @@ import pytest
 from test_host_memory import made
 from test_protection import Agents, until
 
-from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.agent.protection import MemoryProtection
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding import tensor_file
 from jitckpt.events import EventLog
+from jitckpt.formats import whole_step
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.saves import folders
@@ -84,6 +85,21 @@ def lose(agents: UnequalAgents, host: int) -> None:
     agents.tiers[host] = MemoryTier(wanted, f"{agents.job} {host}", EventLog())
     agents.meet()
     agents.gather()
+
+
+def test_what_is_in_parts_is_written_to_files_where_fewer_hosts_meet(
+    agents: UnequalAgents, tmp_path: Path
+) -> None:
+    agents.make(1)
+    files = ToCutAnew(tmp_path / "files", "job")
+    folders.open_directory(files.directory, "job")
+    agents.tiers.pop(0).close(end=True)
+    agents.meet()
+    with ThreadPoolExecutor(HOSTS) as pool:
+        every = zip(agents.tiers, agents.hosts, strict=True)
+        assert list(pool.map(lambda of: of[0].gather(of[1], files), every)) == [1] * (HOSTS - 1)
+    saved = [folders.read(one).tensors["big"].numpy().tobytes() for one in whole_step.find(files.directory)]
+    assert saved == [DATA, *[SMALL] * (HOSTS - 1)]
 
 
 def test_a_lost_hosts_state_is_put_together_of_parts_bit_for_bit(

@@ -100,6 +100,20 @@ def test_what_was_lost_is_told_where_nothing_could_be_saved() -> None:
     assert "Restart 1 went on from step 20, with at most 4 minibatches done again; " in told[2]
 
 
+@pytest.mark.parametrize("written", [False, True])
+def test_what_memory_had_is_told_with_whether_it_went_to_files(written: bool) -> None:
+    """It does where another number of ranks goes on from it."""
+    story = Story().add("job_started", world_size=4, max_restarts=3)
+    story.add("registered", rank=0, checkpoint_dir="ckpt")
+    story.add("detected", cause="host", text="host 3 with rank 3 is lost: it is silent", first=True)
+    story.add("kept_in_memory", step=7, newest=8).add("ranks_ended", kill=[0], terminate=[])
+    if written:
+        story.add("memory_written", step=7, bytes=100, seconds=0.1)
+    told = in_words(story.restarted(7).add("job_ended", outcome="succeeded").events, "ckpt")
+    then = "and was written to files from there" if written else "so no file was written"
+    assert told[1] == f"The state after step 7 was in memory, {then}."
+
+
 def test_two_failures_are_two_recoveries() -> None:
     story = Story().killed_and_saved().restarted(19)
     story.add("detected", cause="hang", text="rank 0 hangs", first=True)

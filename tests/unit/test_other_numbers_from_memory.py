@@ -1,0 +1,206 @@
+"""Where more or fewer hosts meet, what memory has goes to files, to be cut anew: agents without training."""
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+from test_protection import Agents
+
+from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
+from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.events import EventLog
+from jitckpt.formats import whole_step
+from jitckpt.saves import folders
+from jitckpt.saves.folders import SaveRecord
+
+JOB = "job"
+
+
+class Elastic(Agents):
+    """Agents of a job that goes on with as many hosts as there are."""
+
+    files: Path
+    newest = 0
+
+    def lose(self, *hosts: int) -> None:
+        """Have the others meet, in the places that are left."""
+        for host in sorted(hosts, reverse=True):
+            self.tiers.pop(host).close(end=True)
+        self.count = len(self.tiers)
+        self.meet()
+
+    def come(self) -> None:
+        """Have one more host meet the others."""
+        wanted = Wanted(self.mode, self.copies, limit=1 << 30)
+        self.tiers.append(MemoryTier(wanted, f"{self.job} {self.count}", EventLog()))
+        self.count += 1
+        self.meet()
+
+    def make(self, *steps: int) -> None:
+        for step in steps:
+            for rank in range(self.count):
+                self.put(rank, step)
+            self.until_safe(step)
+
+    def write(self) -> list[int]:
+        """Return which step each host says that it has written to files."""
+        files = ToCutAnew(self.files, JOB, self.newest)
+        with ThreadPoolExecutor(self.count) as pool:
+            every = zip(self.tiers, self.hosts, strict=True)
+            return list(pool.map(lambda of: of[0].gather(of[1], files), every))
+
+    def saved(self) -> list[SaveRecord]:
+        """Return one save of each rank's shard of the newest whole step, with the right bytes."""
+        found = whole_step.find(self.files)
+        for record in found:
+            data = folders.read(record).tensors["big"].numpy().tobytes()
+            assert data == b"state" * (record.rank + 1)
+        return found
+
+    def warnings(self) -> list[str]:
+        return [text for tier in self.tiers for text in self.warned(tier)]
+
+    @staticmethod
+    def warned(tier: MemoryTier) -> list[str]:
+        return [one["text"] for one in tier._log.events if one["event"] == "warning"]
+
+
+def started(tmp_path: Path, count: int, copies: int = 2, mode: str = "peer") -> Elastic:
+    made = Elastic(str(tmp_path), count, copies=copies, mode=mode)
+    made.files = tmp_path / "files"
+    folders.open_directory(made.files, JOB)
+    made.start()
+    return made
+
+
+@pytest.fixture
+def agents(tmp_path: Path) -> Iterator[Elastic]:
+    found = started(tmp_path, 4)
+    yield found
+    found.close()
+
+
+def which(saved: list[SaveRecord]) -> list[tuple[int, int]]:
+    return [(record.step, record.rank) for record in saved]
+
+
+@pytest.mark.parametrize("lost", range(4))
+def test_all_ranks_of_before_are_in_files_each_once(agents: Elastic, lost: int) -> None:
+    agents.make(1, 2)
+    agents.lose(lost)
+    assert agents.write() == [2, 2, 2]
+    assert which(agents.saved()) == [(2, rank) for rank in range(4)]
+    written = [one for tier in agents.tiers for one in tier._log.events if one["event"] == "memory_written"]
+    everything = sum(path.stat().st_size for path in agents.files.glob("step-*/*/*"))
+    assert sum(one["bytes"] for one in written) == everything, "each is written once"
+    assert agents.warnings() == [], "only the number of ranks is another: nothing is lost"
+
+
+def test_a_host_that_comes_finds_all_in_files(tmp_path: Path) -> None:
+    agents = started(tmp_path, 3)
+    try:
+        agents.make(1)
+        agents.come()
+        assert agents.write() == [1] * 4
+        assert which(agents.saved()) == [(1, 0), (1, 1), (1, 2)]
+    finally:
+        agents.close()
+
+
+@pytest.mark.parametrize("count", [4, 3])
+def test_what_a_lost_host_had_is_decoded_from_parity(tmp_path: Path, count: int) -> None:
+    """Also where those that are left are too few to keep parity themselves."""
+    agents = started(tmp_path, count, copies=count, mode="parity")
+    try:
+        agents.make(1, 2)
+        agents.lose(1)
+        assert agents.write() == [2] * (count - 1)
+        assert which(agents.saved()) == [(2, rank) for rank in range(count)]
+    finally:
+        agents.close()
+
+
+def test_a_damaged_state_is_written_from_another_hosts_copy(agents: Elastic) -> None:
+    agents.make(2)
+    agents.flip(0, 0, 2)
+    agents.lose(3)
+    assert agents.write() == [2, 2, 2]
+    assert which(agents.saved()) == [(2, rank) for rank in range(4)]
+    (warning,) = agents.warnings()
+    assert "a copy of rank 0's state is passed over" in warning
+
+
+def test_where_all_copies_are_damaged_no_step_is_whole(agents: Elastic) -> None:
+    agents.make(2)
+    agents.flip(0, 0, 2)
+    agents.flip(2, 0, 2)
+    agents.lose(3)
+    assert sorted(agents.write()) == [0, 2, 2]
+    assert agents.warnings()[-1] == "step 2 of rank 0 is whole in no host's memory any more"
+
+
+def test_what_is_in_files_already_is_not_written(agents: Elastic) -> None:
+    """Replicas have saved it, or all ranks have to take in hosts."""
+    agents.make(1, 2)
+    agents.newest = 2
+    agents.lose(3)
+    assert agents.write() == [0, 0, 0]
+    assert folders.find(agents.files) == []
+    assert agents.warnings() == []
+
+
+def test_a_newer_step_of_as_many_ranks_goes_first(agents: Elastic) -> None:
+    agents.make(1)
+    agents.lose(3)
+    for rank in range(3):
+        agents.put(rank, 2)
+    agents.until_safe(2)
+    agents.meet()
+    assert agents.write() == [0, 0, 0]
+    assert folders.find(agents.files) == []
+    assert all((rank, 2) in agents.held(rank) for rank in range(3))
+
+
+def test_where_no_step_is_whole_no_rank_is_kept_from_what_files_have(agents: Elastic) -> None:
+    """The two hosts of a pair are lost: what is left of the step is of no use to anybody."""
+    agents.make(1, 2)
+    agents.lose(1, 3)
+    assert agents.write() == [0, 0]
+    (warning,) = agents.warned(agents.tiers[0])
+    assert "more is lost than its copies can give back" in warning
+    assert [agents.held(host) for host in range(2)] == [set(), set()]
+
+
+def test_where_the_hosts_are_always_all_nothing_is_said_lost_or_given_up(agents: Elastic) -> None:
+    """The ranks refuse to begin beside what another number of them has left, and say so."""
+    agents.make(1, 2)
+    agents.lose(3)
+    every = zip(agents.tiers, agents.hosts, strict=True)
+    with ThreadPoolExecutor(3) as pool:
+        assert list(pool.map(lambda of: of[0].gather(of[1]), every)) == [0] * 3
+    assert agents.warnings() == []
+    assert {(0, 1), (0, 2)} <= agents.held(0)
+
+
+def test_another_jobs_state_is_not_written_into_the_directory(agents: Elastic) -> None:
+    agents.make(1)
+    agents.lose(3)
+    agents.files = agents.files.with_name("another")
+    folders.open_directory(agents.files, "another job")
+    files = ToCutAnew(agents.files, "another job")
+    with ThreadPoolExecutor(3) as pool:
+        every = zip(agents.tiers, agents.hosts, strict=True)
+        assert list(pool.map(lambda of: of[0].gather(of[1], files), every)) == [0, 0, 0]
+    assert folders.find(agents.files) == []
+
+
+def test_what_can_not_be_written_stays_in_memory_and_is_said(agents: Elastic) -> None:
+    agents.make(1)
+    agents.lose(3)
+    agents.files = Path(os.devnull) / "files"
+    assert agents.write() == [0, 0, 0]
+    assert all(f"could not be written to {agents.files}" in text for text in agents.warnings())
+    assert len(agents.warnings()) == 3
+    assert (0, 1) in agents.held(0)
