@@ -7,7 +7,7 @@ class Seen:
     """What was looked at, to tell in one call whether it is the same; it keeps the objects alive."""
 
     def attribute(self, object: object, name: str, /) -> None: ...
-    def entry(self, dict: dict[str, Any], key: str, /) -> None:
+    def entry(self, dict: dict[Any, Any], key: object, /) -> None:
         """Look at a dict's entry, which may be missing."""
 
     def values(self, dict: dict[Any, Any], /) -> None:

@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from jitckpt import _seen
 from jitckpt._seen import Seen
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import NUMBERS, Loop
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
@@ -429,12 +429,12 @@ class Shared(NamedTuple):
 class Unchanged(NamedTuple):
     """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
 
-    generator: of the device's random numbers, which may have gone on, the name in the state, and a function
-    that returns their bytes now.
+    going_on: of what may have gone on (the device's random numbers, and the loop's), the names in the state,
+    and functions that return their bytes now.
     """
 
     looks: tuple[Seen, ...]
-    generator: tuple[str, Callable[[], bytes]] | None
+    going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
 class HostState:
@@ -538,9 +538,13 @@ class HostState:
             return None
         if trackers.are_there():
             return None
-        of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
+        going_on = [] if generator is None else [generator]
+        of_loop = None
+        if self.loop is not None and self.loop.is_used:
+            of_loop = self.loop.look()
+            going_on.append((NUMBERS, self.loop.numbers))
         looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
-        return Unchanged(looks, generator)
+        return Unchanged(looks, tuple(going_on))
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
