@@ -41,3 +41,9 @@ def plain_copy(value: Any, /) -> Any:
 
     None for any other.
     """
+
+def same_settings(before: dict[str, Any], after: dict[str, Any], besides: frozenset[str], /) -> bool:
+    """Return whether both have the same keys, and of those that are not in `besides` the same values.
+
+    Of a value that is no number, text or None, nor a tuple of such, nobody can tell: then they have not.
+    """

@@ -140,8 +140,11 @@ class Recorder:
     def is_as_written(self) -> bool:
         """Whether the state is what was written last, as far as that can be told at once."""
         unchanged = self._unchanged
-        if unchanged is None or not all(look.is_same() for look in unchanged.looks):
+        if unchanged is None:
             return False
+        for look in unchanged.looks:
+            if not look.is_same():
+                return False
         return all(read() == self._taken.data[name] for name, read in unchanged.going_on)
 
     def _end_provisional(self, step: int) -> None:

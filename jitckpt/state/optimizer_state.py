@@ -280,6 +280,8 @@ class OptimizerState:
 
     def beside(self) -> Encoded:
         """Take what it keeps under no parameter, as it is now."""
+        if not (self.looks or self._has_own_dict or self._loose):
+            return _NONE
         attributes = [one.changed() for one in self._attributes] if self.looks else []
         beside: dict[str, Any] = {}
         if self._has_own_dict:

@@ -420,6 +420,8 @@ PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT |
 PyMethodDef kFunctions[] = {
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
+    {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,
+     "Whether plain values of two dicts are the same, but for some keys'."},
     {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},
     {"versions", versions, METH_O, "How often torch has written to each tensor, and where it lies."},
     {nullptr, nullptr, 0, nullptr}};
