@@ -7,7 +7,7 @@ class Seen:
     """What was looked at, to tell in one call whether it is the same; it keeps the objects alive."""
 
     def attribute(self, object: object, name: str, /) -> None: ...
-    def entry(self, dict: dict[str, Any], key: str, /) -> None:
+    def entry(self, dict: dict[Any, Any], key: object, /) -> None:
         """Look at a dict's entry, which may be missing."""
 
     def values(self, dict: dict[Any, Any], /) -> None:
@@ -40,4 +40,10 @@ def plain_copy(value: Any, /) -> Any:
     """Return a copy, at all depths, of a value made of dicts, lists, tuples, numbers, texts and None alone.
 
     None for any other.
+    """
+
+def same_settings(before: dict[str, Any], after: dict[str, Any], besides: frozenset[str], /) -> bool:
+    """Return whether both have the same keys, and of those that are not in `besides` the same values.
+
+    Of a value that is no number, text or None, nor a tuple of such, nobody can tell: then they have not.
     """

@@ -8,6 +8,7 @@ scheduler's step) belongs to that next step: a restart begins it again, with all
 
 import dis
 import sys
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
 from types import FrameType
@@ -31,6 +32,11 @@ _OF_A_PASS = 4  # batches, whether ended, whether left, digest; and last
 _LOOPS = 2  # which of the loops over epochs it is, and which over steps: a version before had not these two
 # What CPython does as a loop's iterator goes, if not an exception is the cause.
 _LEAVING = frozenset({"POP_TOP", "FOR_ITER", "END_FOR", "POP_ITER"})
+NUMBERS = "loop.numbers"
+# What else `capture` tells of the loop, and of a stretch between two, and of a pass.
+_KEPT = ("_passes", "_previous")
+_KEPT_OF_A_STRETCH = ("drawn_from", "said")
+_KEPT_OF_A_PASS = ("seed", "begun", "own", "ahead", "chosen", "at_start", "now", "dealt", "before")
 _TOLD = "_jitckpt_epoch"  # what a sampler was told last
 _EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
@@ -103,10 +109,10 @@ class Loop:
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
         self._minibatches = 0
         self._has_given = False  # a batch since the last iteration with an optimizer step
-        self._numbers = torch.zeros(0, dtype=torch.int64, device="cpu")
         self._structure: object = None
         self._tree: Json = None
         self._tensors: dict[str, tuple[bytes, Tensor]] = {}
+        self._put_numbers()
 
     def steps(self, number: int) -> Iterator[int]:
         """Iterate range(number), from where the job is."""
@@ -353,7 +359,7 @@ class Loop:
 
     def capture(self) -> Encoded:
         """Return where the loops are, under the name "loop"; what is as before is the same object."""
-        kept, stretches = [*self._passes, *self._previous], self._between.ended
+        kept, stretches = self._kept(), self._between.ended
         structure = (
             [len(self._passes), len(stretches)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
@@ -378,7 +384,7 @@ class Loop:
             self._structure = structure
             trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
             self._tree = {
-                "numbers": {"$tensor": "loop.numbers"},
+                "numbers": {"$tensor": NUMBERS},
                 "between": [_tree_of_stretch(number) for number in range(len(stretches))],
                 "passes": trees[:count],
                 "previous": trees[count:],
@@ -391,14 +397,33 @@ class Loop:
             tensors[name] = known
         self._tensors = tensors
         named = {name: tensor for name, (_, tensor) in tensors.items()}
-        return Encoded(self._tree, {"loop.numbers": self._numbers.clone(), **named})
+        numbers = torch.frombuffer(bytearray(self._numbers), dtype=torch.int64)
+        return Encoded(self._tree, {NUMBERS: numbers, **named})
 
     def look(self) -> Seen:
-        """Return what tells that `capture` would return what it just did."""
+        """Return what tells that `capture` would return what it just did, but for the numbers."""
         seen = Seen()
-        seen.attribute(self, "_numbers")
-        seen.memory(self._numbers.data_ptr(), self._numbers.nbytes)
+        stretches = self._between.ended
+        owners: list[tuple[object, Iterable[str]]] = [(self, _KEPT), (self._between, ("ended",))]
+        owners += [(one, _KEPT_OF_A_STRETCH) for one in stretches]
+        owners += [(one, _KEPT_OF_A_PASS) for one in self._kept()]
+        for owner, names in owners:
+            for name in names:
+                seen.attribute(owner, name)
+        for kept in (self._passes, self._previous, stretches):
+            seen.elements(kept)
+        for states in (states for one in self._kept() for states in (one.at_start, one.now)):
+            seen.size(states)
+            for worker in states:
+                seen.entry(states, worker)
         return seen
+
+    def numbers(self) -> bytes:
+        """Return the numbers as `capture` has them: all that is new in most iterations."""
+        return self._numbers.tobytes()
+
+    def _kept(self) -> list[PassState]:
+        return [*self._passes, *self._previous]
 
     def restore(
         self,
@@ -481,13 +506,10 @@ class Loop:
             self._between.begins()
 
     def _put_numbers(self) -> None:
-        numbers = [self._iteration, int(self._left), self._epoch, self.last_boundary]
+        numbers = [self._iteration, self._left, self._epoch, self.last_boundary]
         for one in (*self._passes, *self._previous):
-            numbers += [one.batches, int(one.ended), int(one.left), one.digest]
-        numbers += [self._epoch_loop, self._step_loop]
-        if len(numbers) != len(self._numbers):
-            self._numbers = torch.zeros(len(numbers), dtype=torch.int64, device="cpu")
-        self._numbers[:] = torch.tensor(numbers, dtype=torch.int64, device="cpu")
+            numbers += [one.batches, one.ended, one.left, one.digest]
+        self._numbers = array("q", [*numbers, self._epoch_loop, self._step_loop])
 
 
 class Batches:

@@ -51,15 +51,14 @@ class Recorder:
         self._staging = Gathering()
         self._stream: Callable[[], int] | None = None
         self._taken = _Taken()
-        self._unchanged: Unchanged | None = None  # tells whether the state is as it was written last, but for
-        self._generated = b""  # a device's random numbers, which were these
-        self._gone_on = ""  # their name, if they are no more what the parts say
+        self._unchanged: Unchanged | None = None  # tells whether the state is as it was written last
+        self._gone_on: set[str] = set()  # names of what has gone on since the parts were taken
         self._provisional = 0  # the step of the last write, if that was in its forward pass
         self._shapes: list[tuple[str, torch.dtype, torch.Size]] = []  # of the host's tensors,
         self._order, self._head, _ = tensor_file.head_of({})  # and how their file begins
 
     def write_again(self, step: int, final: bool) -> bool:
-        """Write the state after `step` if it is as it was, but for the device's random numbers.
+        """Write the state after `step` if it is as it was, but for what goes on (random numbers, the loop's).
 
         Else, or where nothing can tell, returns False: it has to be taken, and written. Most steps need this
         alone. There all is cold in the caches, so little code is touched and nothing made anew.
@@ -70,17 +69,16 @@ class Recorder:
         for look in unchanged.looks:
             if not look.is_same():
                 return False
-        if unchanged.generator is not None:
-            name, capture = unchanged.generator
-            generated = capture()
-            if generated != self._generated:
-                if final or len(generated) != len(self._generated):
+        taken = self._taken
+        for name, read in unchanged.going_on:
+            value = read()
+            if value != taken.data[name]:
+                if final or len(value) != len(taken.data[name]):
                     return False
-                taken = self._taken
-                taken.data[name] = self._generated = generated
+                taken.data[name] = value
                 if taken.content is not None:
-                    taken.content.put(name, generated)
-                self._gone_on = name
+                    taken.content.put(name, value)
+                self._gone_on.add(name)
         if final:
             is_said = step == self._provisional
             if is_said:
@@ -109,7 +107,7 @@ class Recorder:
         if self._gone_on or not self._are_as_taken(parts):
             if not self._take_values(parts):
                 self._take(parts)
-            self._gone_on = ""
+            self._gone_on.clear()
         elif final and step == self._provisional:
             self._end_provisional(step)
             return
@@ -117,9 +115,8 @@ class Recorder:
             self._taken = _Taken()
             self.write(step, final, parts, unchanged, beside=beside)
             return
-        generator = unchanged and unchanged.generator
-        self._generated = self._taken.data.get(generator[0], b"") if generator else b""
-        self._unchanged = unchanged if self._generated or not generator else None
+        is_whole = unchanged is None or all(name in self._taken.data for name, _ in unchanged.going_on)
+        self._unchanged = unchanged if is_whole else None
 
     def write_if_changed(self, step: int, parts: Mapping[str, Encoded], unchanged: Unchanged | None) -> None:
         """Write the final state after `step` again if it is not as it was written."""
@@ -143,9 +140,12 @@ class Recorder:
     def is_as_written(self) -> bool:
         """Whether the state is what was written last, as far as that can be told at once."""
         unchanged = self._unchanged
-        if unchanged is None or not all(look.is_same() for look in unchanged.looks):
+        if unchanged is None:
             return False
-        return unchanged.generator is None or unchanged.generator[1]() == self._generated
+        for look in unchanged.looks:
+            if not look.is_same():
+                return False
+        return all(read() == self._taken.data[name] for name, read in unchanged.going_on)
 
     def _end_provisional(self, step: int) -> None:
         """The step has changed nothing of the last write on the host, where the region is named already."""
@@ -218,8 +218,7 @@ class Recorder:
                 for key, tensor in part.tensors.items():
                     if tensor is not before.tensors[key]:
                         new[key] = tensor
-            if self._gone_on in part.tensors:
-                new[self._gone_on] = part.tensors[self._gone_on]
+            new |= {key: part.tensors[key] for key in self._gone_on & part.tensors.keys()}
         for name, tensor in new.items():
             known = taken.on_host.get(name)
             if (

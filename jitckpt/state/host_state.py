@@ -8,7 +8,7 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain
+from itertools import chain, repeat
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from jitckpt import _seen
 from jitckpt._seen import Seen
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import NUMBERS, Loop
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
@@ -36,6 +36,7 @@ from jitckpt.state.optimizer_state import (
 )
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
+_NOTHING: frozenset[str] = frozenset()
 PLAIN = frozenset({type(None), bool, int, float, str})
 
 
@@ -418,6 +419,8 @@ class Shared(NamedTuple):
     def rates(self) -> dict[str, Tensor]:
         """Return the hyperparameters that are tensors on a device, under their names in `progress`."""
         found: dict[str, Tensor] = {}
+        if _seen.plain_copy(self.groups) is not None:
+            return found  # there is no tensor in them
         for index, groups in enumerate(self.groups):
             for number, group in enumerate(groups):
                 for key, value in group.items():
@@ -429,12 +432,12 @@ class Shared(NamedTuple):
 class Unchanged(NamedTuple):
     """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
 
-    generator: of the device's random numbers, which may have gone on, the name in the state, and a function
-    that returns their bytes now.
+    going_on: of what may have gone on (the device's random numbers, and the loop's), the names in the state,
+    and functions that return their bytes now.
     """
 
     looks: tuple[Seen, ...]
-    generator: tuple[str, Callable[[], bytes]] | None
+    going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
 class HostState:
@@ -538,9 +541,13 @@ class HostState:
             return None
         if trackers.are_there():
             return None
-        of_loop = self.loop.look() if self.loop is not None and self.loop.is_used else None
+        going_on = [] if generator is None else [generator]
+        of_loop = None
+        if self.loop is not None and self.loop.is_used:
+            of_loop = self.loop.look()
+            going_on.append((NUMBERS, self.loop.numbers))
         looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
-        return Unchanged(looks, generator)
+        return Unchanged(looks, tuple(going_on))
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
@@ -684,8 +691,8 @@ class HostState:
 
 
 def differ_by_hand(
-    before: Sequence[Sequence[Mapping[str, Any]]],
-    after: Sequence[Sequence[Mapping[str, Any]]],
+    before: Sequence[Sequence[dict[str, Any]]],
+    after: Sequence[Sequence[dict[str, Any]]],
     *,
     scheduled: bool,
 ) -> bool:
@@ -694,18 +701,8 @@ def differ_by_hand(
     In doubt they do: of a tensor only its device could tell.
     """
     then, now = [*chain(*before)], [*chain(*after)]
-    if len(then) != len(now):
-        return True
-    for old, new in zip(then, now, strict=True):
-        if old.keys() != new.keys():
-            return True
-        for key, value in old.items():
-            other = new[key]
-            if value is other and type(value) in PLAIN:
-                continue
-            if not (scheduled and key in SCHEDULED) and not _is_kept(value, other):
-                return True
-    return False
+    besides = SCHEDULED if scheduled else _NOTHING
+    return len(then) != len(now) or not all(map(_seen.same_settings, then, now, repeat(besides)))
 
 
 def _on_device(name: str, value: object) -> dict[str, Tensor]:
@@ -717,12 +714,6 @@ def _on_device(name: str, value: object) -> dict[str, Tensor]:
         for number, part in parts
         if isinstance(part, Tensor) and part.device.type != "cpu"
     }
-
-
-def _is_kept(before: object, after: object) -> bool:
-    if isinstance(before, tuple) and isinstance(after, tuple):  # a list could be changed in its place
-        return len(before) == len(after) and all(map(_is_kept, before, after))
-    return type(before) is type(after) and type(before) in PLAIN and before == after
 
 
 def local_parts(

@@ -19,7 +19,7 @@ from jitckpt._seen import Seen
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel
+from jitckpt.state import parallel, tensors_seen
 from jitckpt.state.attributes import ChangedAttributes
 
 # How Python's array calls the types of torch that it has too.
@@ -93,6 +93,7 @@ class OptimizerState:
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
+        self._on_host: tuple[Tensor, ...] = ()  # all of the latter
         self._others: list[tuple[int, dict[str, Any], str]] = []
         self._loose: list[tuple[Any, Any]] = []  # what lies in the state under something else
         self._named: dict[str, Tensor] = {}
@@ -187,6 +188,7 @@ class OptimizerState:
 
     def capture(self) -> OptimizerPart:
         """Take the state as it is now. Raises TreeError, naming the place, for what can't be saved."""
+        tensors_seen.fetch(self._on_host)
         if self._seen is None or not self._seen.is_same():
             self._look()
         for key, tensor, version in self._elsewhere:
@@ -278,6 +280,8 @@ class OptimizerState:
 
     def beside(self) -> Encoded:
         """Take what it keeps under no parameter, as it is now."""
+        if not (self.looks or self._has_own_dict or self._loose):
+            return _NONE
         attributes = [one.changed() for one in self._attributes] if self.looks else []
         beside: dict[str, Any] = {}
         if self._has_own_dict:
@@ -404,6 +408,7 @@ class OptimizerState:
         if not self._has_own_dict:
             seen.values(parallel.own_state(self.optimizer))
             self._look_at_state(seen)
+        self._on_host = tuple([one for _, found in self._numbers.values() for one in found])
         self._seen = seen
 
     def _look_at_state(self, seen: Seen) -> None:

@@ -71,3 +71,9 @@ def gradients_required(tensors: Sequence[Tensor]) -> bytes:
     if is_known_torch:
         return _tensors.gradients_required(tuple(tensors))
     return bytes([tensor.requires_grad for tensor in tensors])
+
+
+def fetch(tensors: tuple[Tensor, ...]) -> None:
+    """Have the caches hold what is asked of these tensors next: all at once, as each is far away."""
+    if is_known_torch:
+        _tensors.fetch(tensors)

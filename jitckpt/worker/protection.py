@@ -587,9 +587,10 @@ class Protection:
 
     def _await_what_comes(self) -> None:
         """Let a save, should it be ordered now, come to where the state after this step is complete."""
-        self._awaits_forward = self._outside.end_the_step and not self._loop.is_used
-        self._awaits_step = self._is_irregular() and not self._outside.tells_apart and not self._loop.is_used
-        if self._loop.is_used or self._awaits_forward or self._awaits_step:
+        is_used = self._loop.is_used
+        self._awaits_forward = not is_used and self._outside.end_the_step
+        self._awaits_step = not is_used and self._is_irregular() and not self._outside.tells_apart
+        if is_used or self._awaits_forward or self._awaits_step:
             self._native.await_boundary(True)
 
     @_harmless

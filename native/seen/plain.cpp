@@ -4,6 +4,11 @@ namespace jitckpt::seen {
 
 namespace {
 
+bool is_one(PyObject* value) {
+  return value == Py_None || PyFloat_CheckExact(value) || PyLong_CheckExact(value) ||
+         PyUnicode_CheckExact(value) || PyBool_Check(value);
+}
+
 // A new reference; nullptr without an exception where the value is not plain.
 PyObject* copy(PyObject* value);
 
@@ -20,9 +25,7 @@ PyObject* copy_dict(PyObject* value) {
 }
 
 PyObject* copy(PyObject* value) {
-  if (value == Py_None || PyFloat_CheckExact(value) || PyLong_CheckExact(value) ||
-      PyUnicode_CheckExact(value) || PyBool_Check(value))
-    return Py_NewRef(value);
+  if (is_one(value)) return Py_NewRef(value);
   if (Py_EnterRecursiveCall(" in a value that is copied") != 0) return nullptr;
   PyObject* made = nullptr;
   if (PyDict_CheckExact(value))
@@ -45,7 +48,41 @@ PyObject* copy(PyObject* value) {
   return made;
 }
 
+// 1, or 0; -1 with an exception set.
+int are_same(PyObject* before, PyObject* after) {
+  if (Py_TYPE(before) != Py_TYPE(after)) return 0;
+  if (is_one(before)) return PyObject_RichCompareBool(before, after, Py_EQ);
+  if (!PyTuple_CheckExact(before) || Py_SIZE(before) != Py_SIZE(after)) return 0;
+  if (Py_EnterRecursiveCall(" in a value that is compared") != 0) return -1;
+  int result = 1;
+  for (Py_ssize_t index = 0; result == 1 && index < Py_SIZE(before); ++index)
+    result = are_same(PyTuple_GET_ITEM(before, index), PyTuple_GET_ITEM(after, index));
+  Py_LeaveRecursiveCall();
+  return result;
+}
+
 }  // namespace
+
+PyObject* same_settings(PyObject*, PyObject* args) {
+  PyObject *before, *after, *besides;
+  if (PyArg_ParseTuple(args, "O!O!O!:same_settings", &PyDict_Type, &before, &PyDict_Type, &after,
+                       &PyFrozenSet_Type, &besides) == 0)
+    return nullptr;
+  int result = PyDict_GET_SIZE(before) == PyDict_GET_SIZE(after);
+  Py_ssize_t position = 0;
+  PyObject *key = nullptr, *value = nullptr;
+  while (result == 1 && PyDict_Next(before, &position, &key, &value) != 0) {
+    if (!PyUnicode_CheckExact(key)) Py_RETURN_FALSE;  // others may run Python as they are looked for
+    PyObject* const other = PyDict_GetItemWithError(after, key);
+    if (other == nullptr) {
+      result = PyErr_Occurred() == nullptr ? 0 : -1;
+      continue;
+    }
+    const int is_beside = PySet_Contains(besides, key);
+    result = is_beside == 0 ? are_same(value, other) : is_beside;
+  }
+  return result < 0 ? nullptr : PyBool_FromLong(result);
+}
 
 PyObject* plain_copy(PyObject*, PyObject* value) {
   PyObject* made = copy(value);

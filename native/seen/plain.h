@@ -1,4 +1,4 @@
-// A copy of a Python value that nobody else can change, where the value is plain.
+// Python values that are plain: a copy that nobody else can change, and whether two are the same for good.
 #pragma once
 
 #define PY_SSIZE_T_CLEAN
@@ -9,5 +9,10 @@ namespace jitckpt::seen {
 // A copy, at all depths, of a value made of dicts, lists, tuples, numbers, texts and None alone; None for any
 // other. A Python function: nullptr with an exception set where memory or the stack is exhausted.
 PyObject* plain_copy(PyObject*, PyObject* value);
+
+// Whether two dicts have the same keys, and of each that is not in a set the same value: a number, a text,
+// None or a tuple of such. Of any other, a list, say, which may have changed in its place: no. A Python
+// function of three arguments.
+PyObject* same_settings(PyObject*, PyObject* args);
 
 }  // namespace jitckpt::seen

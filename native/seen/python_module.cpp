@@ -7,7 +7,8 @@
 #include <cstring>
 #include <deque>
 #include <string>
-#include <variant>
+#include <tuple>
+#include <utility>
 #include <vector>
 
 #include "seen/dlpack.h"
@@ -16,6 +17,8 @@
 namespace {
 
 namespace dlpack = jitckpt::dlpack;
+
+constexpr size_t kCacheLine = 64;
 
 // What was seen. The objects are borrowed from the list of those that are held.
 struct Attribute {
@@ -26,6 +29,7 @@ struct Entry {
 };
 struct Values {
   PyObject *dict, *list;
+  Py_ssize_t size;
 };
 struct Elements {
   PyObject *seen, *copy;  // a list, and what was in it
@@ -44,12 +48,16 @@ struct Memory {
   const char* address;
   std::string bytes;
 };
-using Look = std::variant<Attribute, Entry, Values, Elements, Size, Place, Memory>;
+
+// Those of a kind together, so that they take little memory. In deques: a key's own __eq__ may look at more
+// while all is compared.
+template <class... Kinds>
+using InKinds = std::tuple<std::deque<Kinds>...>;
+using Looks = InKinds<Attribute, Entry, Values, Elements, Size, Place, Memory>;
 
 struct Seen {
   PyObject_HEAD PyObject* held;
-  // A deque: a key's own __eq__ may look at more while all is compared.
-  std::deque<Look>* looks;
+  Looks* looks;
 };
 
 Seen* seen_of(PyObject* self) { return reinterpret_cast<Seen*>(self); }
@@ -72,7 +80,8 @@ int is_same(const Entry& seen) {
 }
 
 int is_same(const Values& seen) {
-  if (PyDict_GET_SIZE(seen.dict) != PyList_GET_SIZE(seen.list)) return 0;
+  if (PyDict_GET_SIZE(seen.dict) != seen.size) return 0;
+  if (seen.size == 0) return 1;
   Py_ssize_t position = 0;
   PyObject* value = nullptr;
   for (Py_ssize_t index = 0; PyDict_Next(seen.dict, &position, nullptr, &value) != 0; ++index)
@@ -89,7 +98,8 @@ int is_same(const Elements& seen) {
 }
 
 int is_same(const Size& seen) {
-  const Py_ssize_t now = PyObject_Size(seen.container);
+  const Py_ssize_t now =
+      PyDict_CheckExact(seen.container) ? PyDict_GET_SIZE(seen.container) : PyObject_Size(seen.container);
   return now < 0 ? -1 : now == seen.size;
 }
 
@@ -105,6 +115,50 @@ int is_same(const Place& seen) {
 
 int is_same(const Memory& seen) {
   return std::memcmp(seen.address, seen.bytes.data(), seen.bytes.size()) == 0;
+}
+
+// After a step all of it is cold in the caches, so what is compared soon is asked for before: first the
+// objects, and once these have come, what they refer to.
+
+void prefetch(const void* memory) { __builtin_prefetch(memory); }
+
+void prefetch_keys(PyObject* dict) {
+  const char* const keys = reinterpret_cast<const char*>(reinterpret_cast<PyDictObject*>(dict)->ma_keys);
+  prefetch(keys);
+  prefetch(keys + kCacheLine);
+}
+
+template <class Look>
+void prefetch_objects(const Look&) {}
+void prefetch_objects(const Entry& seen) { prefetch(seen.dict); }
+void prefetch_objects(const Size& seen) { prefetch(seen.container); }
+void prefetch_objects(const Place& seen) { prefetch(seen.tensor); }
+void prefetch_objects(const Values& seen) {
+  prefetch(seen.dict);
+  prefetch(seen.list);
+}
+
+template <class Look>
+void prefetch_contents(const Look&) {}
+void prefetch_contents(const Entry& seen) { prefetch_keys(seen.dict); }
+void prefetch_contents(const Values& seen) {
+  if (seen.size == 0) return;
+  prefetch_keys(seen.dict);
+  prefetch(PySequence_Fast_ITEMS(seen.list));
+}
+
+// As is_same of one.
+template <class Look>
+int are_same(const std::deque<Look>& looks) {
+  constexpr size_t at_a_time = 32;
+  for (size_t begin = 0, count = looks.size(); begin < count; begin += at_a_time) {
+    const size_t end = std::min(count, begin + at_a_time);
+    for (size_t index = begin; index < end; ++index) prefetch_objects(looks[index]);
+    for (size_t index = begin; index < end; ++index) prefetch_contents(looks[index]);
+    for (size_t index = begin; index < end; ++index)
+      if (const int result = is_same(looks[index]); result != 1) return result;
+  }
+  return 1;
 }
 
 // How torch tells where a tensor lies; null with an exception set.
@@ -123,11 +177,12 @@ const dlpack::ExchangeApi* api_of(PyObject* tensor) {
 }
 
 // Holds the objects and keeps the look; returns None, or null with an exception set.
+template <class Look>
 PyObject* keep(PyObject* self, std::initializer_list<PyObject*> objects, Look look) {
   for (PyObject* object : objects)
     if (object != nullptr && PyList_Append(seen_of(self)->held, object) != 0) return nullptr;
   try {
-    seen_of(self)->looks->push_back(std::move(look));
+    std::get<std::deque<Look>>(*seen_of(self)->looks).push_back(std::move(look));
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
@@ -156,7 +211,7 @@ PyObject* values(PyObject* self, PyObject* dict) {
   if (PyDict_Check(dict) == 0) return PyErr_Format(PyExc_TypeError, "values() takes a dict");
   PyObject* list = PyDict_Values(dict);
   if (list == nullptr) return nullptr;
-  PyObject* result = keep(self, {dict, list}, Values{dict, list});
+  PyObject* result = keep(self, {dict, list}, Values{dict, list, PyList_GET_SIZE(list)});
   Py_DECREF(list);
   return result;
 }
@@ -193,13 +248,10 @@ PyObject* memory(PyObject* self, PyObject* args) {
 }
 
 PyObject* is_same_method(PyObject* self, PyObject*) {
-  const std::deque<Look>& looks = *seen_of(self)->looks;
-  for (size_t index = 0, count = looks.size(); index < count; ++index) {
-    const int result = std::visit([](const auto& seen) { return is_same(seen); }, looks[index]);
-    if (result < 0) return nullptr;
-    if (result == 0) Py_RETURN_FALSE;
-  }
-  Py_RETURN_TRUE;
+  int result = 1;
+  std::apply([&](const auto&... kind) { ((result = are_same(kind), result == 1) && ...); },
+             *seen_of(self)->looks);
+  return result < 0 ? nullptr : PyBool_FromLong(result);
 }
 
 // Asks torch for one tensor after the other, most of one type.
@@ -317,7 +369,7 @@ PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
   PyObject* self = type->tp_alloc(type, 0);
   if (self == nullptr) return nullptr;
   seen_of(self)->held = PyList_New(0);
-  seen_of(self)->looks = new (std::nothrow) std::deque<Look>;
+  seen_of(self)->looks = new (std::nothrow) Looks;
   if (seen_of(self)->held != nullptr && seen_of(self)->looks != nullptr) return self;
   Py_DECREF(self);
   return PyErr_NoMemory();
@@ -330,7 +382,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* self) {
-  if (seen_of(self)->looks != nullptr) seen_of(self)->looks->clear();
+  if (seen_of(self)->looks != nullptr) *seen_of(self)->looks = {};
   Py_CLEAR(seen_of(self)->held);
   return 0;
 }
@@ -368,6 +420,8 @@ PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT |
 PyMethodDef kFunctions[] = {
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
+    {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,
+     "Whether plain values of two dicts are the same, but for some keys'."},
     {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},
     {"versions", versions, METH_O, "How often torch has written to each tensor, and where it lies."},
     {nullptr, nullptr, 0, nullptr}};

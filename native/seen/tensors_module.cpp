@@ -221,6 +221,17 @@ PyObject* gradients_required(PyObject*, PyObject* tensors) {
   });
 }
 
+PyObject* fetch(PyObject*, PyObject* tensors) {
+  if (PyTuple_Check(tensors) == 0) return PyErr_Format(PyExc_TypeError, "fetch() takes a tuple");
+  PyObject* const* const items = PySequence_Fast_ITEMS(tensors);
+  const Py_ssize_t count = PyTuple_GET_SIZE(tensors);
+  prefetch(items, count);
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (const c10::TensorImpl* const tensor = plain(items[index]))
+      prefetch(reinterpret_cast<const void*>(address_of(*tensor)));
+  Py_RETURN_NONE;
+}
+
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *tensors, *versions_of;
   if (PyArg_ParseTuple(args, "O!O:Writes", &PyTuple_Type, &tensors, &versions_of) == 0) return nullptr;
@@ -270,6 +281,8 @@ PyMethodDef kFunctions[] = {
     {"addresses", addresses, METH_VARARGS, "Where each tensor of a tuple lies, 64 bits each."},
     {"gradients_required", gradients_required, METH_O,
      "Whether each tensor of a tuple requires gradients, a byte each."},
+    {"fetch", fetch, METH_O,
+     "Have what tells of the tensors of a tuple, and their first values, in the caches."},
     {nullptr, nullptr, 0, nullptr}};
 PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
                        .m_name = "_tensors",

@@ -407,37 +407,52 @@ class Generator:
         return struct.pack("=QQ", 7, self.place)
 
 
+LOOP = {"numbers": {"$tensor": "loop.numbers"}}
+
+
 class Numbers:
-    """The random numbers of a rank, as the hooks write them."""
+    """The random numbers of a rank and the place of its loop, as the hooks write them."""
 
     def __init__(self, memory: int) -> None:
         for seed in (random.seed, numpy.random.seed, torch.manual_seed):
             seed(0)  # an earlier test may have left a normal number, kept for later
         self.record, self.generator = recorder(memory), Generator()
         self.random = self._state()
+        self.batches = 0
 
     def _state(self) -> RandomState:
         state = RandomState(None)
         state._on_device = self.generator  # type: ignore[assignment]
         return state
 
-    def now(self) -> tree_codec.Encoded:
-        return self._state().capture()
+    def now(self) -> dict[str, tree_codec.Encoded]:
+        return {"random": self._state().capture(), "loop": self._loop()}
+
+    def _loop(self) -> tree_codec.Encoded:
+        return tree_codec.Encoded(LOOP, {"loop.numbers": torch.tensor([self.batches])})
 
     def write(self, step: int, final: bool) -> bool:
         """Whether nothing had to be taken anew."""
         again = self.record.write_again(step, final)
         if not again:
-            parts = {"random": self.random.capture()}
-            look, generator = self.random.unchanged()
-            self.record.write(step, final, parts, None if look is None else Unchanged((look,), generator))
+            parts = {"random": self.random.capture(), "loop": self._loop()}
+            self.record.write(step, final, parts, self._unchanged())
         return again
+
+    def _unchanged(self) -> Unchanged | None:
+        look, generator = self.random.unchanged()
+        return (
+            None
+            if look is None or generator is None
+            else Unchanged((look,), (generator, ("loop.numbers", lambda: struct.pack("=Q", self.batches))))
+        )
 
 
 CHANGES: dict[str, Callable[[Numbers], object]] = {
     "nothing": lambda numbers: None,
     "host": lambda numbers: random.random(),
     "device": lambda numbers: setattr(numbers.generator, "place", numbers.generator.place + 4),
+    "loop": lambda numbers: setattr(numbers, "batches", numbers.batches + 1),
     "device, back": lambda numbers: setattr(numbers.generator, "place", 4),
 }
 
@@ -452,23 +467,25 @@ def test_what_is_written_again_is_the_state_as_it_is(changes: list[tuple[str, ..
             for number, change in enumerate(of_step):
                 CHANGES[change](numbers)
                 again = numbers.write(step, final=number == 2)
-                if step > 1 and not {"host", "device"} & {*of_step, *changes[step - 2]}:
+                if step > 1 and not {"host", "device", "loop"} & {*of_step, *changes[step - 2]}:
                     assert again or "device, back" in of_step
                 newest, now = local_state.read(memory)[0], numbers.now()
-                assert (newest.step, newest.trees) == (step, {"random": now.tree})
-                assert newest.tensors.keys() == now.tensors.keys()
-                assert all(torch.equal(newest.tensors[name], value) for name, value in now.tensors.items())
+                assert (newest.step, newest.trees) == (step, {name: one.tree for name, one in now.items()})
+                expected = now["random"].tensors | now["loop"].tensors
+                assert newest.tensors.keys() == expected.keys()
+                assert all(torch.equal(newest.tensors[name], value) for name, value in expected.items())
         random.setstate(before)
     finally:
         os.close(memory)
 
 
-def test_numbers_of_the_device_alone_are_written_again(memory: int) -> None:
+def test_what_goes_on_alone_is_written_again(memory: int) -> None:
     numbers = Numbers(memory)
     assert not numbers.write(1, final=False)
     for step in range(1, 3 * SLOTS):
         assert numbers.write(step, final=False)
         numbers.generator.place += 4
+        numbers.batches += 1
         assert numbers.write(step, final=False)
         assert numbers.write(step, final=True)
         numbers.generator.place += 4

@@ -8,6 +8,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy
@@ -32,8 +33,10 @@ from torch.utils.data import (
     get_worker_info,
 )
 
+from jitckpt._seen import Seen
 from jitckpt.data import chosen_samples, loop, made_in_loop
-from jitckpt.data.between_loops import MOST_DRAWN
+from jitckpt.data.between_loops import MOST_DRAWN, Stretch
+from jitckpt.data.data_pass import PassState
 from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
 from jitckpt.data.random_state import RandomState
@@ -230,6 +233,7 @@ class Training:
         self.turns = 0
         self.restored: Encoded | None = None
         self.restored_told: list[Any] = []
+        self.captured, self.look = Encoded(None, {}), Seen()
         self.scheduled_as_loop_began = 0
         self.loop = Loop(
             begins=self._begins,
@@ -253,7 +257,19 @@ class Training:
         self.loop.restore(decoded(loop), decoded(loop), step)
 
     def _state(self) -> tuple[Any, ...]:
-        return self.step, [*self.told], self.scheduled, self.random.capture(), self.loop.capture()
+        return self.step, [*self.told], self.scheduled, self.random.capture(), self._capture()
+
+    def _capture(self) -> Encoded:
+        """Capture the loop; of what looks as it did nothing but the numbers may be new."""
+        captured = self.loop.capture()
+        assert bytes_of(captured)[loop.NUMBERS] == self.loop.numbers()
+        if self.captured.tensors and self.look.is_same():
+            numbers = {loop.NUMBERS: self.loop.numbers()}
+            assert captured.tree == self.captured.tree
+            assert bytes_of(captured) == bytes_of(self.captured) | numbers
+        else:
+            self.captured, self.look = captured, self.loop.look()
+        return captured
 
     def _begins(self) -> None:
         self.scheduled_as_loop_began = self.scheduled
@@ -277,6 +293,10 @@ class Training:
 
 def decoded(encoded: Encoded) -> Any:
     return tree_codec.decode(encoded.tree, encoded.tensors)
+
+
+def bytes_of(encoded: Encoded) -> dict[str, bytes]:
+    return {name: tensor.numpy().tobytes() for name, tensor in encoded.tensors.items()}
 
 
 def seed(number: int) -> None:
@@ -356,6 +376,58 @@ def test_a_run_that_is_taken_up_again_is_as_one_that_nothing_disturbs(kind: str,
     # The middle of the first epoch, its end and the middle of the last one.
     few = (first_epoch // 2 + 1, first_epoch, first_epoch + 2)
     check_all(usual, build, few if WORKERS[workers] else range(1, last + 1))
+
+
+def test_in_most_iterations_nothing_but_the_numbers_is_new() -> None:
+    training = Training()
+    changes = []
+    for number, _ in enumerate(training.loop.batches(LOADERS["shuffled"]())):
+        if number > 0:
+            assert training.look.is_same()
+            changes.append(training.loop.numbers())
+        training.optimize()
+    assert len({*changes}) == len(changes) > 2
+
+
+CHANGES_OF_A_LOOP: list[Callable[[Loop], object]] = [
+    lambda loop: loop._passes.append(PassState()),
+    lambda loop: loop._previous.clear(),
+    lambda loop: loop._between.ended.append(Stretch()),
+    lambda loop: loop._between.begin_epoch(),
+    lambda loop: setattr(loop._between.ended[0], "drawn_from", b"drawn"),
+    lambda loop: setattr(loop._between.ended[0], "said", b"said"),
+    lambda loop: loop._passes[0].forget(),
+    lambda loop: loop._passes[0].now.update({0: b"other"}),
+    lambda loop: loop._passes[0].at_start.update({1: b"new"}),
+    *[
+        partial(lambda name, value, loop: setattr(loop._previous[0], name, value), name, value)
+        for name, value in {
+            "begun": b"a",
+            "seed": 5,
+            "at_start": {0: b"c"},
+            "now": {2: b"d"},
+            "own": b"e",
+            "ahead": b"f",
+            "dealt": (2, 1),
+            "before": 3,
+            "chosen": b"g",
+        }.items()
+    ],
+]
+
+
+@pytest.mark.parametrize("change", CHANGES_OF_A_LOOP)
+def test_whatever_else_is_new_in_a_loop_is_seen(change: Callable[[Loop], object]) -> None:
+    loop = Training().loop
+    loop._passes.append(PassState(begun=b"b", now={0: b"now"}))
+    loop._previous.append(PassState())
+    loop._between.ended.append(Stretch(b"before"))
+    before, look = loop.capture(), loop.look()
+    assert look.is_same()
+    change(loop)
+    now = loop.capture()
+    assert (now.tree, bytes_of(now)) != (before.tree, bytes_of(before)), "it is told"
+    assert not look.is_same()
 
 
 def test_skipped_data_are_not_read_again() -> None:

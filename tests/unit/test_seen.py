@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, gradients, numbers, plain_copy, versions
+from jitckpt._seen import Seen, gradients, numbers, plain_copy, same_settings, versions
 
 
 class Thing:
@@ -216,6 +216,40 @@ class Text(str):
 )
 def test_nothing_else_is_copied(value: object) -> None:
     assert plain_copy(value) is plain_copy([value]) is plain_copy({"value": (value,)}) is None
+
+
+SETTINGS = st.dictionaries(
+    st.sampled_from(["lr", "betas", "fused"]),
+    st.recursive(
+        st.sampled_from([None, True, False, 0, 1, 0.0, 1.0, 0.5, "x", Text("x")]) | st.just([1]),
+        lambda inner: st.lists(inner, max_size=2).map(tuple),
+        max_leaves=3,
+    ),
+)
+
+
+def are_same(before: object, after: object) -> bool:
+    if type(before) is not type(after):
+        return False
+    if isinstance(before, tuple) and isinstance(after, tuple):
+        return len(before) == len(after) and all(map(are_same, before, after))
+    return type(before) in {type(None), bool, int, float, str} and before == after
+
+
+@given(SETTINGS, SETTINGS, st.sampled_from([frozenset[str](), frozenset({"lr", "momentum"})]))
+def test_settings_are_the_same_where_nobody_can_have_changed_one(
+    before: dict[str, Any], other: dict[str, Any], besides: frozenset[str]
+) -> None:
+    for after in (other, {**before}, {**before, **other}):
+        values = [(before[key], after[key]) for key in before if key in after and key not in besides]
+        same = before.keys() == after.keys() and all(are_same(*pair) for pair in values)
+        assert same_settings(before, after, besides) == same
+
+
+def test_of_tensors_nobody_can_tell() -> None:
+    rate = torch.tensor(0.1)
+    assert not same_settings({"lr": rate}, {"lr": rate}, frozenset())
+    assert same_settings({"lr": rate}, {"lr": torch.ones(2)}, frozenset({"lr"}))
 
 
 def test_a_value_without_end_is_an_error() -> None:

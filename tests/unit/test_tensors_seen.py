@@ -102,6 +102,15 @@ UNTOLD: dict[str, Callable[[], Tensor]] = {
 }
 
 
+@pytest.mark.parametrize("kind", [*KINDS, *UNTOLD])
+def test_what_is_fetched_stays_as_it_is(kind: str) -> None:
+    tensor = (KINDS | UNTOLD)[kind]()
+    is_lazy: Any = torch._C._is_cow_tensor  # type: ignore[attr-defined]
+    before = not tensor.is_sparse and is_lazy(tensor)
+    tensors_seen.fetch((tensor, tensor))
+    assert (not tensor.is_sparse and is_lazy(tensor)) == before
+
+
 def swap(tensor: Tensor) -> None:
     torch.utils.swap_tensors(tensor, torch.ones(4))
 

@@ -83,8 +83,9 @@ class History:
             made = tuple(map(operator.sub, counts, shared.counts))
             self._recent.append(made)
             self._settled += 1
-            for number, (was, count) in enumerate(zip(before, counts, strict=bool(before))):
-                self._irregular[number] |= was == count
+            if before:
+                for number, (was, count) in enumerate(zip(before, counts, strict=True)):
+                    self._irregular[number] |= was == count
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
