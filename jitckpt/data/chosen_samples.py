@@ -31,6 +31,11 @@ OTHERS = (
     "The script makes other datasets and samplers in its loop than before the failure ({now}, not {before}), "
     "so the rest of this pass may differ from an undisturbed one."
 )
+OTHER_SHAPES = (
+    "A tuple that the script makes in its loop has batches of other shapes than before the failure, which "
+    "can't be put back in its place, so the rest of this pass may differ from an undisturbed one. Give a "
+    "list: `list(...)` around the tuple."
+)
 OTHER_ROWS = (
     "The {name} that the script makes in its loop has another fingerprint than before the failure, so it may "
     "have other rows, and the rest of this pass may differ from an undisturbed one. Choose rows by a Subset "
@@ -61,7 +66,7 @@ def chosen(loader: Iterable[Any], warn: Callable[[str], None]) -> bytes:
                     tree_codec.encode(candidate, name)
                     short = candidate
             is_lost = short is None and (is_from_before or isinstance(value, list))
-            if size is None or is_lost or type(one) is tuple:
+            if size is None or is_lost or (type(one) is tuple and value is one):
                 too_much.append(_name(one, name))
             elif short is not None:
                 values[name], left = short, left - size
@@ -87,7 +92,8 @@ def choose_again(loader: Iterable[Any], kept: bytes, warn: Callable[[str], None]
             made_in_loop.is_changed(one, _changed_by(values))
         if FINGERPRINT not in values:
             for name, value in values.items():
-                _put_in(one, name, lengthened(value))
+                if not _put_in(one, name, lengthened(value)):
+                    warn(OTHER_SHAPES)
         elif values[FINGERPRINT] != fingerprint_of(one):
             warn(OTHER_ROWS.format(name=type(one).__qualname__))
     for one in here:
@@ -110,17 +116,22 @@ def say_what_is_lost(kept: bytes, warn: Callable[[str], None]) -> None:
         warn(LOST.format(names=", ".join(names)))
 
 
-def _put_in(one: Any, name: str, value: Any) -> None:
+def _put_in(one: Any, name: str, value: Any) -> bool:
+    """Return whether it could be done."""
     if name:
         old = getattr(one, name, None)
         new = put(old, value)
         if new is not old:
             setattr(one, name, new)
+    elif type(one) is tuple:
+        pairs = zip(one, value, strict=False)
+        return len(one) == len(value) and all(put(here, saved) is here for here, saved in pairs)
     elif isinstance(one, Tensor):
         with torch.no_grad():
             one.set_(put(one, value))
     else:
         one[:] = put([*one], value)
+    return True
 
 
 def _name(one: object, attribute: str) -> str:
@@ -147,7 +158,7 @@ def _chosen_of(one: Any) -> Iterator[tuple[str, Any]]:
         else:
             yield from ((name, getattr(one, name)) for name in sorted(changed) if hasattr(one, name))
     elif type(one) in (list, tuple, Tensor):
-        yield "", one
+        yield "", [*one] if type(one) is tuple and all(type(part) is Tensor for part in one) else one
     elif fingerprint_of(one) is not None:
         yield FINGERPRINT, fingerprint_of(one)
     elif isinstance(one, Subset):

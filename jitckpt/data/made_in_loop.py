@@ -36,6 +36,24 @@ NEVER_THEMSELVES = (Subset, TensorDataset)  # change nothing of themselves as th
 _LIBRARIES = installed.folders()
 
 
+class _ListMark:
+    """Tells a list or a tuple from one that has got its id since: there are no weak references to such."""
+
+    def __init__(self, one: list[Any] | tuple[Any, ...]) -> None:
+        self._length = len(one)
+        self._first: object = one[0]
+        if isinstance(one[0], Tensor | numpy.ndarray):
+            self._first = weakref.ref(one[0])
+        elif isinstance(one[0], list | tuple | dict):
+            self._first = id(one[0])
+
+    def is_of(self, one: list[Any] | tuple[Any, ...]) -> bool:
+        if self._length != len(one):
+            return False
+        first = self._first() if isinstance(self._first, weakref.ref) else self._first
+        return first is one[0] or (isinstance(one[0], list | tuple | dict) and first == id(one[0]))
+
+
 class _Known:
     """What was there as the loop began."""
 
@@ -43,7 +61,7 @@ class _Known:
         self.objects: dict[int, Any] = {}  # by id(), as weak references
         self.marks: dict[int, dict[str, object]] = {}  # of datasets, what tells of other samples
         self.changed: dict[int, set[str]] = {}  # of these, the attributes that the script has changed
-        self.lists: dict[int, int] = {}  # the lengths of lists that may be datasets
+        self.lists: dict[int, _ListMark] = {}  # of lists that may be datasets
 
 
 _known: _Known | None = None  # in this process
@@ -60,7 +78,7 @@ def watch() -> None:
     for one in [one for one in objects if type(one) in kinds]:
         if type(one) in (list, tuple):
             if _may_be_dataset(one):
-                known.lists[id(one)] = len(one)
+                known.lists[id(one)] = _ListMark(one)
             continue
         with suppress(TypeError):  # of a class with __slots__
             known.objects[id(one)] = weakref.ref(one)
@@ -87,7 +105,8 @@ def is_made_in_loop(one: object) -> bool:
     if _known is None:
         return False
     if isinstance(one, list | tuple) and type(one) in (list, tuple):
-        return _may_be_dataset(one) and _known.lists.get(id(one)) != len(one)
+        mark = _known.lists.get(id(one))
+        return _may_be_dataset(one) and not (mark is not None and mark.is_of(one))
     reference = _known.objects.get(id(one))
     return reference is None or reference() is not one
 

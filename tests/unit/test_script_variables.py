@@ -586,7 +586,7 @@ def by_labels(loop: Loop) -> None:
     """Each batch gets others; what is read of another one does not change."""
     labelled, read = (torch.utils.data.TensorDataset(torch.ones(4)) for _ in range(2))
     first, second = torch.utils.data.DataLoader(labelled), torch.utils.data.DataLoader(read)
-    third = torch.utils.data.DataLoader([1, 2])  # type: ignore[arg-type]
+    third = torch.utils.data.DataLoader([1, 2])  # type: ignore[arg-type,var-annotated]
     for batch in loop:
         labelled.tensors[0][batch % 4] += 1
         for (values,) in second:
