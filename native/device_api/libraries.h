@@ -12,6 +12,6 @@ struct __nv_bfloat16;
 
 namespace jitckpt {
 
-enum class Library : unsigned char { cudart, cuda, nccl, cublas };
+enum class Library : unsigned char { cudart, nccl, cublas, cuda };
 
 }  // namespace jitckpt

@@ -9,7 +9,8 @@
 namespace jitckpt::proxy {
 
 using jitckpt::Library;
-// ControlBlock::errors has them in this order.
+// ControlBlock::errors has them in this order. No server calls the driver, Library::cuda, by a client's
+// order.
 static_assert(static_cast<std::size_t>(Library::cublas) + 1 == library_count);
 
 // The same in the words of the library that is asked.
@@ -26,6 +27,7 @@ constexpr bool is_of_the_machine(Library library, int32_t result) {
     case Library::cublas:
       return jitckpt::is_of_the_machine(static_cast<cublasStatus_t>(result));
     case Library::cudart:
+    case Library::cuda:
       break;
   }
   return jitckpt::is_of_the_machine(static_cast<cudaError_t>(result));
