@@ -12,9 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
-from namespaces import Namespaces
+from namespaces import Namespaces, kill
 
 LIMIT = 60.0
+CONTROLLER = ("munge", "slurmctld")
 PROGRAMS = ("munged", "slurmctld", "slurmd", "srun", "sbatch", "scontrol", "sinfo")
 
 CONFIGURATION = """\
@@ -34,7 +35,9 @@ ProctrackType=proctrack/pgid
 TaskPlugin=task/none
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
-SchedulerParameters=batch_sched_delay=0
+SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
+PreemptType=preempt/partition_prio
+PreemptMode=REQUEUE
 ReturnToService=2
 MpiDefault=none
 JobRequeue=1
@@ -43,7 +46,8 @@ MinJobAge=300
 SlurmdTimeout=10
 SlurmdParameters=config_overrides
 KillOnBadExit={kill_on_bad_exit}
-PartitionName=p Nodes=ALL Default=YES State=UP MaxTime=INFINITE
+PartitionName=p Nodes=ALL Default=YES State=UP MaxTime=INFINITE PriorityTier=1
+PartitionName=urgent Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=2 PreemptMode=OFF
 """
 
 
@@ -80,16 +84,20 @@ class Slurm:
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def lose_node(self, node: int) -> None:
-        """Kill all that runs on a node at once."""
-        while processes := self.hosts.processes(node):
-            for pid in processes:
+        """Kill all that runs on a node at once: slurmd, its steps. The controller, also on host 0, goes on."""
+        controller = {self.processes[name].pid for name in CONTROLLER if name in self.processes}
+        while lost := set(self.hosts.processes(node)) - controller:
+            for pid in lost:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
     def close(self) -> None:
         """End all that runs in it."""
-        for node in range(len(self.hosts.names)):
-            self.lose_node(node)
+        for name in CONTROLLER:
+            if name in self.processes:
+                self.processes[name].kill()
+                self.processes[name].wait()
+        kill(self.hosts, *range(len(self.hosts.names)))
         for process in self.processes.values():
             process.wait()
 
@@ -140,7 +148,7 @@ def slurm(folder: Path, hosts: Namespaces, kill_on_bad_exit: int = 0) -> Iterato
 def _idle(cluster: Slurm) -> int | None:
     """Return how many nodes are ready, None if nobody can say."""
     with suppress(subprocess.CalledProcessError):
-        return cluster.ask("sinfo", "-h", "-N", "-o", "%t").split().count("idle")
+        return cluster.ask("sinfo", "-h", "-N", "-p", "p", "-o", "%t").split().count("idle")
     return None
 
 
