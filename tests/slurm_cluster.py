@@ -84,7 +84,7 @@ class Slurm:
             self.processes[name] = subprocess.Popen(command, env=environment, stdout=out, stderr=out)
 
     def lose_node(self, node: int) -> None:
-        """Kill all that runs on a node at once: slurmd, its steps. The controller, also on host 0, goes on."""
+        """Kill all that runs on a node at once: slurmd, its steps. The controller on host 0 goes on."""
         controller = {self.processes[name].pid for name in CONTROLLER if name in self.processes}
         while lost := set(self.hosts.processes(node)) - controller:
             for pid in lost:
