@@ -6,8 +6,7 @@ it does while the workers run: protection.py.
 
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,9 +14,9 @@ from itertools import chain
 from pathlib import Path
 
 from jitckpt._memory_tier import Pace
+from jitckpt.agent.fetching import Fetching, OwnMemory
 from jitckpt.agent.keeping import KeptMemory
-from jitckpt.agent.memory_sources import decide, newest_of_others, ranks_of, timeline, within_job
-from jitckpt.agent.memory_sources import source as source_of
+from jitckpt.agent.memory_sources import newest_of_others, ranks_of, within_job
 from jitckpt.agent.parity import ParityOfHosts
 from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory
 from jitckpt.console import say, show_size
@@ -27,32 +26,27 @@ from jitckpt.decisions.holders import holders
 from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
-from jitckpt.decisions.sources import Kind, Piece, Source, SourcePlan
+from jitckpt.decisions.sources import Kind, Source, SourcePlan
 from jitckpt.errors import HostsError, JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
 from jitckpt.system.free_memory import free_memory
-from jitckpt.tiers import asked, from_holders, host_memory, own_shard, parity_peers, peers, remade_peers
+from jitckpt.tiers import asked, host_memory, own_shard, parity_peers, peers, remade_peers
 from jitckpt.tiers.assembly import Assembled
 from jitckpt.tiers.decoding import PieceLost
 from jitckpt.tiers.host_memory import WORDS, HostMemory
 from jitckpt.tiers.parity import ParityMemory, Stripe
 from jitckpt.tiers.parity_peers import PeerParity
-from jitckpt.tiers.part_peers import PeerParts
-from jitckpt.tiers.parts import HeldParts
 from jitckpt.tiers.remaking import Remaker
 from jitckpt.wire import visits
 from jitckpt.wire.environment import MEMORY_EVERY, MEMORY_LIMIT, MEMORY_TIER
-from jitckpt.wire.visits import HeldParity, HeldShard
+from jitckpt.wire.visits import HeldShard
 
 FREE_PART = 0.8
 COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
-MOST_AT_A_TIME = 8  # shards that come at once
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
-# What hosts have in memory, by host.
-Had = tuple[dict[int, Sequence[HeldShard]], dict[int, Sequence[HeldParity]], dict[int, HeldParts]]
 
 
 @dataclass(frozen=True)
@@ -226,28 +220,27 @@ class MemoryTier:
         0 for none. What can't be had is no error here: then the ranks agree on files.
         """
         tiers = {host: PeerParity(hosts, host) for host in range(len(hosts.all)) if host != hosts.index}
-        had = held, parities, parts = self._what_all_have(hosts, tiers)
-        failed: list[Piece] = []
-        decided = partial(decide, hosts, held, failed, parities, parts=parts)
+        fetching = self._fetching(hosts, tiers)
         if files is not None and files.job:
-            here = decided()
+            here = fetching.decided()
             newest = max(files.newest, 0 if here is None else here.step)
-            other = newest_of_others(hosts, files.job, *had)
+            other = newest_of_others(hosts, files.job, fetching.held, fetching.parities, fetching.parts)
             if other is not None and other[1].step > newest:
                 self._gathered = 0
-                return self._write_to_cut_anew(hosts, tiers, had, other, files.directory)
-            if other is None and len(held) == len(hosts.all):
-                self._forget_others(hosts, held, newest)
-        step = self._get(hosts, tiers, held, decided, failed)
-        self._gathered = step
-        self.lacks_copies = self._lacks_copies(hosts, held, parities, parts, step)
-        if any(held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
-            # Another host has found its copies of that step damaged.
-            again = partial(decide, hosts, held, failed, parities, least, parts=parts)
-            self._get(hosts, tiers, held, again, failed)
-        elif step == 0 and any(one.world_size == ranks_of(hosts) for one in chain(*held.values())):
+                return self._write_to_cut_anew(fetching, other, files.directory)
+            if other is None and len(fetching.held) == len(hosts.all):
+                self._forget_others(hosts, fetching.held, newest)
+        step = self._gathered = fetching.get()
+        self.lacks_copies = self._lacks_copies(fetching, step)
+        if any(fetching.held.values()) and 0 < (least := self._least(hosts, tiers)) < step:
+            fetching.get(least)  # another host has found its copies of that step damaged
+        elif step == 0 and any(one.world_size == ranks_of(hosts) for one in chain(*fetching.held.values())):
             self._tell_nothing_whole()
         return 0
+
+    def _fetching(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> Fetching:
+        own = OwnMemory(self.memory, self.spare, self._parity, self._hold, self.may_spread)
+        return Fetching(hosts, tiers, own, self._log)
 
     def _tell_nothing_whole(self) -> None:
         if self._log.leading:
@@ -266,35 +259,26 @@ class MemoryTier:
             if one.world_size != ranks_of(hosts):
                 self.memory.drop(one.rank, one.step)
 
-    def _write_to_cut_anew(
-        self,
-        hosts: Hosts,
-        tiers: Mapping[int, PeerParity],
-        had: Had,
-        of: tuple[int, SourcePlan],
-        directory: Path,
-    ) -> int:
+    def _write_to_cut_anew(self, fetching: Fetching, of: tuple[int, SourcePlan], directory: Path) -> int:
         """Write what another number of ranks had to files, each rank's on one of the hosts that have it.
 
         No rank begins before all hosts have done so. Returns the step, 0 if it could not be written.
         """
         (count, plan), begun, size = of, time.monotonic(), 0
-        held, parities, parts = had
-        failed: list[Piece] = []
+        hosts = fetching.hosts
         ranks = sorted(rank for rank, one in plan.sources.items() if one.host == hosts.index)
         left = list(ranks)
         while left:
-            again = decide(hosts, held, failed, parities, plan.step, parts=parts, ranks=count)
+            again = fetching.decided(plan.step, ranks=count)
             if again is None or (again.step, again.timeline) != (plan.step, plan.timeline):
                 self._warn(f"step {plan.step} of rank {left[0]} is whole in no host's memory any more")
                 return 0
             source = again.sources[left[0]]
-            fetch = partial(self._fetch, hosts, tiers, held, tuple(failed), source)
             try:
-                size += self._write(source, hosts.index, directory, fetch)
+                size += self._write(fetching, source, directory)
                 del left[0]
             except PieceLost as error:
-                failed.append(error.piece)
+                fetching.failed.append(error.piece)
                 self._warn(f"a copy of rank {source.rank}'s state is passed over: {error}")
             except (SaveError, OSError) as error:
                 self._warn(
@@ -314,11 +298,12 @@ class MemoryTier:
             )
         return plan.step
 
-    def _write(self, source: Source, host: int, directory: Path, fetch: Callable[..., int]) -> int:
-        """Write a rank's state in memory to files; return the bytes. fetch: what brings it, if need be.
+    def _write(self, fetching: Fetching, source: Source, directory: Path) -> int:
+        """Write a rank's state in memory to files, fetched if need be; return the bytes.
 
         Raises PieceLost if it is damaged, SaveError or OSError if it can't be written.
         """
+        host = fetching.hosts.index
         if source.host == host and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
             try:
                 host_memory.check(self.memory.of(source.rank), source.step)
@@ -328,28 +313,24 @@ class MemoryTier:
         if (free := int(free_memory() * FREE_PART)) < source.bytes:
             raise SaveError(f"{source.bytes} bytes of memory would be needed for it, and {free} are free.")
         with closing(HostMemory()) as memory:  # the ranks of this host need that no more
-            fetch(into=memory)
+            fetching.fetch(source, memory)
             return self._write_from(memory, source, host, directory)
 
     def _write_from(self, memory: HostMemory, source: Source, host: int, directory: Path) -> int:
         one = memory.shard(source.rank, source.step, within_job(source.timeline))
         return own_shard.write_whole(one, directory, self._log.start, f"memory{host}")
 
-    def _lacks_copies(
-        self,
-        hosts: Hosts,
-        held: Mapping[int, Sequence[HeldShard]],
-        parities: Mapping[int, Sequence[HeldParity]],
-        parts: Mapping[int, HeldParts],
-        step: int,
-    ) -> bool:
+    def _lacks_copies(self, fetching: Fetching, step: int) -> bool:
         """Return whether a host lacks something of this step that it is to keep for others."""
+        hosts, held, parities = fetching.hosts, fetching.held, fetching.parities
         if self.parity is not None:
             return step > 0 and any(
                 all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
             )
         there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
-        in_parts = {one.rank for of_host in parts.values() for one in chain(*of_host) if one.step == step}
+        in_parts = {
+            one.rank for of_host in fetching.parts.values() for one in chain(*of_host) if one.step == step
+        }
         return step > 0 and any(
             (holder, rank, step) not in there and rank not in in_parts
             for owner, of_owner in enumerate(self.placement(hosts).holders)
@@ -365,10 +346,7 @@ class MemoryTier:
         those of which it is to say that nobody has them.
         """
         tiers = self._tiers(hosts)
-        held, parities, parts = self._what_all_have(hosts, tiers)
-        failed: list[Piece] = []
-        decided = partial(decide, hosts, held, failed, parities, step, parts=parts)
-        self._get(hosts, tiers, held, decided, failed)
+        self._fetching(hosts, tiers).get(step)
         self._has_collected(hosts, tiers)
         if min(tiers, default=hosts.index) < hosts.index:
             return set(), set()  # for the first host to do
@@ -384,20 +362,16 @@ class MemoryTier:
         left: set[int] = set()
         if min(tiers, default=hosts.index) > hosts.index:
             left = set(ranks)
-            held, parities, parts = self._what_all_have(hosts, tiers)
-            failed: list[Piece] = []
+            fetching = self._fetching(hosts, tiers)
             tried = -1
-            while (
-                len(failed) > tried
-                and (plan := decide(hosts, held, failed, parities, step, parts=parts)) is not None
-            ):
-                tried = len(failed)
+            while len(fetching.failed) > tried and (plan := fetching.decided(step)) is not None:
+                tried = len(fetching.failed)
                 wanted = [plan.sources[rank] for rank in sorted(left)] if plan.step == step else []
                 for source in (one for one in wanted if one.kind == Kind.PARTS):
                     try:
-                        self._write_of_parts(hosts, source, directory)
+                        self._write_of_parts(fetching, source, directory)
                     except PieceLost as error:
-                        failed.append(error.piece)
+                        fetching.failed.append(error.piece)
                         self._warn(f"a part of rank {source.rank}'s state is passed over: {error}")
                     except (SaveError, OSError) as error:
                         self._warn(
@@ -408,10 +382,10 @@ class MemoryTier:
         self._has_collected(hosts, tiers)
         return left
 
-    def _write_of_parts(self, hosts: Hosts, source: Source, directory: Path) -> None:
+    def _write_of_parts(self, fetching: Fetching, source: Source, directory: Path) -> None:
         """Put a state together, in memory that the ranks of this host need no more, and write it to files."""
         begun = time.monotonic()
-        size = self._write(source, hosts.index, directory, partial(self._fetch, hosts, {}, {}, (), source))
+        size = self._write(fetching, source, directory)
         self._log.write("memory_written", step=source.step, bytes=size, seconds=time.monotonic() - begun)
         say(
             f"the state of rank {source.rank} after step {source.step}, which was in parts on several hosts, "
@@ -447,150 +421,6 @@ class MemoryTier:
             if step is not None:
                 found.append(step)
         return min(found)
-
-    def _get(
-        self,
-        hosts: Hosts,
-        tiers: Mapping[int, PeerParity],
-        held: Mapping[int, Sequence[HeldShard]],
-        decided: Callable[[], sources.SourcePlan | None],
-        failed: list[Piece],
-    ) -> int:
-        """Get what this host's ranks need of the step that is decided on; return the step, 0 for none."""
-        begun = time.monotonic()
-        fetched = 0
-        while (plan := decided()) is not None:
-            known = len(failed)
-            wanted = self._wanted_here(hosts, plan, held, failed)
-            bring = partial(self._bring, hosts, tiers, held, tuple(failed))
-            decoded = [one for one in wanted if one.kind in (Kind.PARITY, Kind.PARTS)]
-            fetched += self._bring_all(bring, [one for one in wanted if one not in decoded], failed)
-            if len(failed) == known:  # what is put together is so mostly from what is here by now
-                fetched += self._bring_all(bring, decoded, failed, at_a_time=1)
-            if len(failed) == known:
-                seconds = time.monotonic() - begun
-                self._log.write(
-                    "memory_sources", step=plan.step, bytes=fetched, seconds=seconds, reason=plan.reason
-                )
-                if fetched:
-                    say(
-                        f"{hosts.name(hosts.index)} has fetched its ranks' state from other hosts' memory: "
-                        f"{show_size(fetched)} in {seconds:.2f} s."
-                    )
-                return plan.step
-        return 0
-
-    def _bring_all(
-        self,
-        bring: Callable[[Source], int],
-        wanted: Sequence[Source],
-        failed: list[Piece],
-        at_a_time: int = MOST_AT_A_TIME,
-    ) -> int:
-        """Have all of these here; return the bytes that came. What can't be had is added to `failed`."""
-        size = 0
-        with ThreadPoolExecutor(at_a_time, "jitckpt-memory-gather") as pool:
-            coming = [(source, pool.submit(bring, source)) for source in wanted]
-        for source, one in coming:
-            try:
-                size += one.result()
-            except (LinkError, SaveError, PieceLost) as error:
-                failed.append(error.piece if isinstance(error, PieceLost) else source)
-                self._warn(f"a copy of rank {source.rank}'s state is passed over: {error}")
-        return size
-
-    def _bring(
-        self,
-        hosts: Hosts,
-        tiers: Mapping[int, PeerParity],
-        held: Mapping[int, Sequence[HeldShard]],
-        failed: Collection[Piece],
-        source: Source,
-    ) -> int:
-        """Have a source here, and whole; return the bytes that came from other hosts."""
-        if source.host == hosts.index and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
-            host_memory.check(self.memory.of(source.rank), source.step)
-            return 0
-        size = self._fetch(hosts, tiers, held, failed, source, into=self.memory)
-        self._hold(source.rank)
-        return size
-
-    def _fetch(
-        self,
-        hosts: Hosts,
-        tiers: Mapping[int, PeerParity],
-        held: Mapping[int, Sequence[HeldShard]],
-        failed: Collection[Piece],
-        source: Source,
-        *,
-        into: HostMemory,
-    ) -> int:
-        """Bring into memory what this host has not as a whole; return the bytes that came from others."""
-        timeline = within_job(source.timeline)
-        if source.kind == Kind.PARTS:
-            return self.spare.bring(source, timeline, hosts.index, partial(PeerParts, hosts), into)
-        if source.kind == Kind.PARITY and self._parity is not None:
-            return self._parity.decode(source, timeline, tiers, into)
-        return from_holders.get(self._holders(hosts, tiers, held, failed, source), timeline, into)
-
-    def _holders(
-        self,
-        hosts: Hosts,
-        tiers: Mapping[int, PeerParity],
-        held: Mapping[int, Sequence[HeldShard]],
-        failed: Collection[Piece],
-        source: Source,
-    ) -> dict[Source, PeerParity]:
-        """Return all hosts that have what a source has, itself first."""
-        everywhere = (source_of(hosts, host, one) for host in tiers for one in held.get(host, ()))
-        same = [
-            one
-            for one in everywhere
-            if (one.rank, one.step, one.timeline) == (source.rank, source.step, source.timeline)
-            if one not in failed
-        ]
-        return {one: tiers[one.host] for one in (source, *same)}
-
-    def _wanted_here(
-        self,
-        hosts: Hosts,
-        plan: sources.SourcePlan,
-        held: Mapping[int, Sequence[HeldShard]],
-        failed: Collection[Piece],
-    ) -> list[Source]:
-        """Return what this host's ranks need: their own shards, and where those are cut their replicas'.
-
-        First what is here, then what others have, and last what is decoded, by then mostly from what is here.
-        """
-        own = needed = set(hosts.all[hosts.index].ranks)
-        for one in (one for of_host in held.values() for one in of_host):
-            if (one.step, timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
-                needed = needed | set(one.members)
-        here = [
-            source_of(hosts, hosts.index, one)
-            for one in self.memory.has()
-            if (one.step, timeline(one)) == (plan.step, plan.timeline)
-        ]
-        near = {one.rank: one for one in here if one not in failed}
-        found = [near.get(rank, plan.sources[rank]) for rank in needed]
-        return sorted(found, key=lambda one: (one.kind == Kind.PARITY, one.host != hosts.index, one.rank))
-
-    def _what_all_have(self, hosts: Hosts, tiers: Mapping[int, PeerParity]) -> Had:
-        held: dict[int, Sequence[HeldShard]] = {hosts.index: self.memory.has()}
-        parities: dict[int, Sequence[HeldParity]] = {}
-        parts: dict[int, HeldParts] = {hosts.index: self.spare.has()} if self.may_spread else {}
-        if self._parity is not None:
-            parities[hosts.index] = self._parity.parities.has()
-        for host, tier in tiers.items():
-            try:
-                held[host] = tier.has()
-                if self._parity is not None:
-                    parities[host] = tier.parities()
-                if self.may_spread:
-                    parts[host] = PeerParts(hosts, host).parts()
-            except (LinkError, SaveError) as error:
-                self._warn(f"what {hosts.name(host)} has in memory is not known: {error}")
-        return held, parities, parts
 
     def write_saves(
         self, directory: Path, ranks: Collection[int], step: int, nowhere: Collection[int] = (), by: str = ""

@@ -44,6 +44,8 @@ class GradientSending:
                 f"{where} has made rank {rank}'s optimizer step {one.seal.step} again, and {remade.differs} "
                 "is not bit for bit what it is on the device"
             )
+        elif remade.fails:
+            self._end(f"{where} can't make rank {rank}'s optimizer steps again: {remade.fails.rstrip('.')}")
         elif remade.lacks:
             self._lacks[rank] = self._lacks.get(rank, 0) + 1 if remade.lasts else 0
             if self._lacks[rank] >= MOST_LACKS:

@@ -367,6 +367,8 @@ class Hosts:
             pass  # a stranger, or one that has died: who belongs here and can't come is missed
         except asyncio.CancelledError:
             pass  # all is over; asyncio would write a traceback
+        except Exception as error:  # asyncio would write a traceback, too, and wait where stderr is full
+            say(f"what another agent asked for has failed: {error!r}")
         finally:
             writer.close()
 

@@ -22,7 +22,7 @@ from jitckpt.tiers import alike, chunks, shard
 from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.tier import Shard, Taker, Tier
 from jitckpt.wire import visits
-from jitckpt.wire.checked import Checked, Kind, ProtocolError
+from jitckpt.wire.checked import Checked, Kind
 from jitckpt.wire.visits import (
     Add,
     Go,
@@ -264,8 +264,10 @@ async def serve(
             case unknown:
                 if more is None or not await more(unknown, (reader, writer)):
                     raise SaveError(f"Nobody knows what {unknown!r:.200} asks for.")
-    except (SaveError, ProtocolError, OSError, ValueError) as error:
-        writer.write(visiting.encode(Refused(str(error))))
+    except LinkError:
+        raise
+    except Exception as error:  # whatever it is: who asks is to hear of it
+        writer.write(visiting.encode(Refused(str(error) or repr(error))))
     await writer.drain()
 
 

@@ -22,7 +22,8 @@ from jitckpt.tiers.peers import ANSWER_SECONDS, PeerMemory, handed_over
 from jitckpt.tiers.remaking import CannotRemakeError, DiffersError, Remaker
 from jitckpt.tiers.tier import Shard
 from jitckpt.wire import visits
-from jitckpt.wire.visits import Differs, Go, IndexComes, Lacks, Remake, TailComes, VisitDone
+from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.visits import Differs, Fails, Go, IndexComes, Lacks, Remake, TailComes, VisitDone
 
 MOST_TAIL = 64 << 20  # bytes of tensors that were on the host
 # One thread makes them all, one core for each: the others are the training's.
@@ -33,13 +34,15 @@ _steps = ThreadPoolExecutor(1, "jitckpt-memory-step", torch.set_num_threads, (1,
 class Remade:
     """What has come of it. sent: bytes. differs: the tensor that does.
 
-    lacks: what the other host would need; lasts: and may lack the next time, too.
+    lacks: what the other host would need; lasts: and may lack the next time, too. fails: why no such step
+    can be made there.
     """
 
     sent: int
     lacks: str = ""
     lasts: bool = False
     differs: str = ""
+    fails: str = ""
 
 
 class PeerOptimizer(PeerMemory):
@@ -58,16 +61,22 @@ class PeerOptimizer(PeerMemory):
             await self._send(writer, Remake(one.rank, one.slot, one.seal.encode().hex(), digests))
             await self._send(writer, IndexComes(), one.index)
             await self._send(writer, TailComes(), tail)
-            begins, _ = await self._answer(reader, Go, Lacks)
-            if isinstance(begins, Lacks):
-                return Remade(len(one.index) + len(tail), begins.what, begins.lasts)
+            begins, _ = await self._answer(reader, Go, Lacks, Fails)
+            if not isinstance(begins, Go):
+                return _not_made(len(one.index) + len(tail), begins)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, beginning, first, self._pace, self._patience, self._stop)
-            ends, data = await self._answer(reader, VisitDone, Lacks, Differs)
+            ends, data = await self._answer(reader, VisitDone, Lacks, Fails, Differs)
         sent = len(one.index) + len(tail) + beginning.size
-        if isinstance(ends, Lacks):
-            return Remade(sent, ends.what, ends.lasts)
+        if isinstance(ends, Lacks | Fails):
+            return _not_made(sent, ends)
         return Remade(sent, differs=_first_that_differs(one, data) if isinstance(ends, Differs) else "")
+
+
+def _not_made(sent: int, said: Lacks | Fails) -> Remade:
+    if isinstance(said, Fails):
+        return Remade(sent, fails=said.why)
+    return Remade(sent, said.what, said.lasts)
 
 
 def _first_that_differs(one: Shard, data: bytes) -> str:
@@ -124,6 +133,10 @@ async def answer(
         writer.write(visiting.encode(Lacks(str(error), error.lasts)))
     except DiffersError as error:
         writer.write(visiting.encode(Differs(), json.dumps(error.digests).encode()))
+    except (SaveError, LinkError, ProtocolError, OSError):
+        raise
+    except Exception as error:  # torch's, mostly: it would be the same in each step
+        writer.write(visiting.encode(Fails(f"{type(error).__name__}: {error}")))
     else:
         writer.write(visiting.encode(VisitDone()))
     return True

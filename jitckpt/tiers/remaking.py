@@ -8,7 +8,7 @@ round unlike the device; the one that gives the device's bits is found by trying
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -97,7 +97,7 @@ class Remaker:
         """Put into the data what the step makes, and what others have of it, and check all of the data.
 
         Raises DiffersError if some of it is another than on the device; CannotRemakeError if what was here is
-        damaged, so that this may not be the device's fault.
+        damaged, so that this may not be the device's fault; what torch raises if it can in no way make it.
         """
         assert index.made_by is not None
         rank = index.identity.rank
@@ -107,18 +107,25 @@ class Remaker:
         for name, tensor in needed.elsewhere:
             shard.tensor_in(data, index.tensors[name]).copy_(tensor)
         known = self._ways.get(rank)
-        found = []
+        found: list[Mapping[str, str]] = []
+        failed: Exception | None = None
         for way in sorted(WAYS, key=lambda one: one != known):
             for name in _made(index):
                 before = shard.tensor_in(earlier, needed.index.tensors[name])
                 shard.tensor_in(data, index.tensors[name]).copy_(before)
-            make_step(index.made_by, index, data, way)
+            try:
+                make_step(index.made_by, index, data, way)
+            except Exception as error:  # not all ways can make all steps
+                failed = error
+                continue
             if _is_whole(window, index):
                 self._ways[rank] = way
                 return
             found.append(digests(index, window))
         if not _is_whole(needed.before.window, needed.index):
             raise CannotRemakeError(f"Step {needed.index.step} of rank {rank} is damaged on this host.")
+        if failed is not None and not found:
+            raise failed
         raise DiffersError(found)
 
     def _elsewhere(self, index: Index, step: OptimizerStep) -> list[tuple[str, Tensor]] | None:
@@ -146,6 +153,7 @@ def make_step(step: OptimizerStep, index: Index, data: Tensor, way: str) -> None
     """Make an optimizer's step on a shard's data, in its place.
 
     By torch's functions: its classes ask the device for its state, and an agent is to leave that alone.
+    Raises what they raise, and ValueError.
     """
     kept: dict[str, dict[str, Tensor]] = defaultdict(dict)
     for name, place in index.tensors.items():
@@ -160,8 +168,18 @@ def make_step(step: OptimizerStep, index: Index, data: Tensor, way: str) -> None
             for state in [kept[one.state] | _numbers(one)]
         ]
         if stepped:
+            _check_shapes(stepped)
             with torch.no_grad():
                 make(group.options, [*zip(*stepped, strict=True)], WAYS[way])
+
+
+def _check_shapes(stepped: Iterable[tuple[Tensor, Tensor, Mapping[str, Tensor]]]) -> None:
+    """Raise ValueError for what torch's fused step would read and write beyond the end of."""
+    for parameter, gradient, state in stepped:
+        for one in (gradient, *(value for key, value in state.items() if key != "step")):
+            if one.shape != parameter.shape:
+                shapes = f"{tuple(parameter.shape)} and {tuple(one.shape)}"
+                raise ValueError(f"a parameter and its gradient or state have the shapes {shapes}")
 
 
 _Stepped = Sequence[Sequence[Any]]  # parameters, gradients and states

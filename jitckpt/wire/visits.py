@@ -375,6 +375,14 @@ class Differs(Checked):
     type = "differs"
 
 
+@dataclass(frozen=True)
+class Fails(Checked):
+    """The step can't be made there at all, and the next one can't either."""
+
+    type = "fails"
+    why: str
+
+
 OF_MEMORY: tuple[type[OfMemory], ...] = (
     *(Put, WantHeld, WantShard, WantChunks, Drop, WantGathered, WantCollected),
     *(Add, WantParities, WantParity),

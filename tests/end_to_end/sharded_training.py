@@ -59,7 +59,7 @@ def body() -> nn.Sequential:
 
 
 def loss(output: Tensor, target: Tensor) -> Tensor:
-    return (output - target).square().mean()
+    return (output - target[:, : output.shape[1]]).square().mean()
 
 
 def mesh_of(**sizes: int) -> DeviceMesh:
@@ -92,6 +92,13 @@ def full() -> Training:
             fully_shard(layer)
     fully_shard(model)
     return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
+
+
+def narrow() -> Training:
+    """The same where all ranks but the first have no row of the last layer."""
+    layers = [nn.Linear(INPUTS, 16), nn.GELU(), nn.Linear(16, 1)]
+    model = fully_shard(nn.Sequential(*layers).to("cuda"))
+    return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01), dist.get_rank())
 
 
 def fsdp1() -> Training:
@@ -198,7 +205,10 @@ def plain() -> Training:
     return simple(DistributedDataParallel(model), optimizer, dist.get_rank())
 
 
-FORMS = {one.__name__: one for one in (replicated, plain, fsdp2, full, fsdp1, tensor, pipeline, three, zero)}
+FORMS = {
+    one.__name__: one
+    for one in (replicated, plain, fsdp2, full, narrow, fsdp1, tensor, pipeline, three, zero)
+}
 
 
 class Batches:

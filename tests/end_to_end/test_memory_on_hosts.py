@@ -321,7 +321,7 @@ def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
     assert "with parity over 3 hosts, of which one may be lost" in said
 
 
-@pytest.mark.parametrize("form", WITHOUT_REPLICAS)
+@pytest.mark.parametrize("form", [*WITHOUT_REPLICAS, "narrow"])
 def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job, form: str) -> None:
     expected = undisturbed(job.launcher, form, ranks=2)
     job.form = form
@@ -338,3 +338,4 @@ def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job
     for event in job.events("memory_optimizer"):
         assert int(str(event["sent"])) < int(str(event["whole"]))
     assert "whole copies" not in said
+    assert "rank 1's state is less protected" not in said

@@ -47,6 +47,23 @@ def test_names_and_numbers_are_those_before_the_step() -> None:
     assert [one.gradient for one in made.parameters()] == [("float32", [2, 3], 64), None]
 
 
+def test_parameters_of_which_this_rank_has_no_row_are_told_apart() -> None:
+    """They lie nowhere, all of them alike."""
+    model = nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 1))
+    model[1].weight, model[1].bias = nn.Parameter(torch.empty(0, 2)), nn.Parameter(torch.empty(0))
+    optimizer = torch.optim.AdamW(model.parameters())
+    for _ in range(2):
+        for one in model.parameters():
+            one.grad = torch.zeros_like(one)
+        taken = gradients.take(host_of(model, [optimizer]), None)
+        optimizer.step()
+    assert taken is not None
+    names = [f"model.{name}" for name, _ in model.named_parameters()]
+    assert [one.tensor for one in taken.groups[0].parameters] == names
+    shapes = [list(one.shape) for one in taken.gradients.values()]
+    assert shapes == [[2, 3], [2], [0, 2], [0]]
+
+
 def test_what_is_frozen_has_no_gradient_and_no_step() -> None:
     taken = gradients.take(trained(torch.optim.AdamW, frozen=True), None)
     assert taken is not None

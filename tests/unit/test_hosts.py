@@ -1,5 +1,6 @@
 """The agents of several hosts, all in this process: who meets whom, and how a loss is noticed."""
 
+import asyncio
 import select
 import socket
 import threading
@@ -225,6 +226,28 @@ def test_who_says_nonsense_first_is_not_heard(
     b.send(0, TakesIn("still here"))
     assert take(a) == Arrived(1, TakesIn("still here"))
     assert f"an agent that calls says what makes no sense, and is not heard: {why}" in capsys.readouterr().err
+
+
+def test_what_nobody_foresaw_in_a_visit_is_a_line_and_no_traceback(
+    meeting: Meeting, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    """asyncio would write one on the connections' thread: with stderr full the host would fall silent."""
+    a, b = meeting.meet(2)
+
+    async def fail(*_: object) -> None:
+        raise RuntimeError("out of order")
+
+    async def ask() -> bytes:
+        async with b.visit(0, "something") as (reader, _):
+            return await reader.read()
+
+    a.answers["something"] = fail
+    assert asyncio.run(ask()) == b""
+    b.send(0, TakesIn("still here"))
+    assert take(a) == Arrived(1, TakesIn("still here"))
+    said = "what another agent asked for has failed: RuntimeError('out of order')"
+    assert said in capsys.readouterr().err
+    assert caplog.records == []
 
 
 def test_strangers_and_impostors_change_nothing(meeting: Meeting) -> None:

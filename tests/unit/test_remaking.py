@@ -2,7 +2,7 @@
 
 import os
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,9 +31,15 @@ class Training:
     others: of its parameters those that another rank steps, as in ZeRO.
     """
 
-    def __init__(self, kind: type[torch.optim.Optimizer], options: dict[str, Any], own: Any = SIZES) -> None:
+    def __init__(
+        self,
+        kind: type[torch.optim.Optimizer],
+        options: dict[str, Any],
+        own: Any = SIZES,
+        shapes: Sequence[Any] = SIZES,
+    ) -> None:
         torch.manual_seed(1)
-        self.parameters = [nn.Parameter(torch.randn(size)) for size in SIZES]
+        self.parameters = [nn.Parameter(torch.randn(shape)) for shape in shapes]
         self.own = [one for one in self.parameters if one.numel() in own]
         self.optimizer = kind(self.own, **options)
         self.step = 0
@@ -61,8 +67,8 @@ class Training:
                     found[f"optimizer.0.state.{n}.{key}"] = value
         return found
 
-    def put(self, agents: Agents, rank: int) -> None:
-        """Make a snapshot, as the rank does."""
+    def put(self, agents: Agents, rank: int, *, wrong: bool = False) -> None:
+        """Make a snapshot, as the rank does. wrong: gradients are said to be of no shape of a parameter."""
         gradients = {n: one.grad for n, one in enumerate(self.parameters) if any(one is o for o in self.own)}
         data = bytearray()
         of_gradients = {}
@@ -76,7 +82,7 @@ class Training:
 
         for n, gradient in gradients.items():
             assert gradient is not None
-            of_gradients[n] = add(gradient)
+            of_gradients[n] = add(gradient[:2] if wrong else gradient)
         sent = len(data)
         for name, tensor in self.tensors().items():
             places[name] = add(tensor)
@@ -206,6 +212,41 @@ def test_where_a_tensor_differs_it_is_named_and_whole_copies_go_on(agents: Agent
     assert agents.word(1, GRADIENTS) == 1
     steps(agents, trainings, 1)
     assert trainings[0].is_kept(agents, 1, 0)
+
+
+@pytest.mark.parametrize("shapes", [(1003, (0, 16), 0), ((0, 16), 0)])
+def test_a_rank_may_have_no_row_of_some_parameters_or_of_any(
+    agents: Agents, shapes: tuple[int | tuple[int, int], ...]
+) -> None:
+    kind, options = OPTIMIZERS[2]
+    trainings = [Training(kind, options, (*SIZES, 0), of) for of in (SIZES, shapes)]
+    steps(agents, trainings, 3)
+    assert trainings[0].is_kept(agents, 1, 0)
+    assert trainings[1].is_kept(agents, 0, 1)
+    assert told(agents) == []
+
+
+def test_a_step_that_no_host_can_make_ends_it_at_once(
+    agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever torch raises there: with a sentence, and not anew in each minibatch."""
+    kind, options = OPTIMIZERS[2]
+    trainings = [Training(kind, options) for _ in range(2)]
+    steps(agents, trainings, 2)
+    for rank, one in enumerate(trainings):
+        one.train()
+        one.put(agents, rank, wrong=rank == 0)
+    agents.until_safe(3)
+    assert trainings[0].is_kept(agents, 1, 0)
+    (text,) = told(agents)
+    assert "can't make rank 0's optimizer steps again: ValueError: a parameter and its gradient" in text
+    assert "whole copies are sent" in text
+    assert agents.word(0, GRADIENTS) == 0
+    assert agents.word(1, GRADIENTS) == 1
+    steps(agents, trainings, 1)
+    assert trainings[0].is_kept(agents, 1, 0)
+    assert len(told(agents)) == 1
+    assert "Traceback" not in capsys.readouterr().err
 
 
 def test_after_a_step_that_was_left_out_a_whole_copy_goes_once(agents: Agents) -> None:

@@ -113,11 +113,14 @@ def _names(host: HostState, state: OptimizerState) -> Callable[[Tensor], str]:
     named = {f"model.{name}": tensor for name, tensor in held.items()}
     named |= {f"{state.name}.{name}": parallel.local(one) for name, one in state.own_parameters().items()}
     places = {(one.data_ptr(), one.nbytes): name for name, one in named.items() if one.is_contiguous()}
+    called = {} if host.model is None else dict(host.model.names())
+    called |= {id(one): f"{state.name}.{name}" for name, one in state.own_parameters().items()}
 
     def name_of(parameter: Tensor) -> str:
         local = parallel.local(parameter)
-        name = places.get((local.data_ptr(), local.nbytes))
-        if name is None:
+        # All of which this rank has no row lie at one place, which is none.
+        name = places.get((local.data_ptr(), local.nbytes)) if local.numel() else called.get(id(parameter))
+        if name not in named:
             raise CannotBeMadeError("a parameter of the optimizer is none that is saved as it lies in memory")
         return name
 
