@@ -230,7 +230,6 @@ class Job:
         self._protection: Protection | Unprotected = Unprotected()
         said: set[object] = set()
         self._variables = self._make_variables(given, said, of_epochs=False)
-        self._head = EpochHead([given.model, given.extra], self._trained, self._reporter.warn_on_first)
         self._loop = self._make_loop(given, self._make_variables(given, said, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = HostState(
@@ -290,6 +289,7 @@ class Job:
         )
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
+        self._head = EpochHead([given.model, given.extra], self._trained, self._reporter.warn_on_first)
         return Loop(
             begins=self._loop_begins,
             boundary=self._boundary,
