@@ -14,6 +14,7 @@ from typing import Any
 import numpy
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
 from jitckpt.hooks.gradients_read import GradientsRead
 from jitckpt.worker.as_restored import sums
@@ -127,4 +128,7 @@ def _memory_of(given: Iterable[object]) -> set[int]:
     for one in given:
         if isinstance(one, nn.Module):
             found |= {_place(tensor) for tensor in (*one.parameters(), *one.buffers())}
+        if isinstance(one, Optimizer):
+            values = [value for state in one.state.values() for value in state.values()]
+            found |= {_place(value) for value in values if isinstance(value, Tensor)}
     return found

@@ -289,7 +289,8 @@ class Job:
         )
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
-        self._head = EpochHead([given.model, given.extra], self._trained, self._reporter.warn_on_first)
+        kept = [given.model, given.extra, *given.optimizers]
+        self._head = EpochHead(kept, self._trained, self._reporter.warn_on_first)
         return Loop(
             begins=self._loop_begins,
             boundary=self._boundary,

@@ -365,6 +365,7 @@ def heads(given: dict[str, Any], epoch: int) -> dict[str, Any]:
         "scale": float(model.weight.detach().sum()),
         "weights": [float(one) for one in model.weight.flatten()],
         "alias": model.weight.data,
+        "momenta": [state["exp_avg"] for state in given["optimizer"].state.values()],
         "rate": 0.1 / (epoch + 1),
         "began": time.time(),
     }
@@ -403,7 +404,8 @@ def test_what_an_epoch_computes_otherwise_outside_of_its_loops_is_said_at_the_re
     given = objects()
     assert train(given, saves=True) == []
     again = train(objects(), saves=False)
-    if name in ("alias", "rate", "began"):  # others keep it, or it does not follow from the parameters
+    # Others keep it, or it does not follow from the parameters.
+    if name in ("alias", "momenta", "rate", "began"):
         assert again == []
     else:
         assert len(again) == 1
