@@ -359,28 +359,41 @@ class MemoryTier:
         Returns those of which this host is to say that nobody has them.
         """
         tiers = self._tiers(hosts)
-        left: set[int] = set()
-        if min(tiers, default=hosts.index) > hosts.index:
-            left = set(ranks)
-            fetching = self._fetching(hosts, tiers)
-            tried = -1
-            while len(fetching.failed) > tried and (plan := fetching.decided(step)) is not None:
-                tried = len(fetching.failed)
-                wanted = [plan.sources[rank] for rank in sorted(left)] if plan.step == step else []
-                for source in (one for one in wanted if one.kind == Kind.PARTS):
-                    try:
-                        self._write_of_parts(fetching, source, directory)
-                    except PieceLost as error:
-                        fetching.failed.append(error.piece)
-                        self._warn(f"a part of rank {source.rank}'s state is passed over: {error}")
-                    except (SaveError, OSError) as error:
-                        self._warn(
-                            f"rank {source.rank}'s state, which is in parts, can't be written: {error}"
-                        )
-                    else:
-                        left.discard(source.rank)
+        is_first = min(tiers, default=hosts.index) > hosts.index
+        left = (
+            self._write_all_parts(self._fetching(hosts, tiers), step, ranks, directory) if is_first else set()
+        )
         self._has_collected(hosts, tiers)
         return left
+
+    def _write_all_parts(
+        self, fetching: Fetching, step: int, ranks: Collection[int], directory: Path
+    ) -> set[int]:
+        """Write what can be put together of these ranks; a lost part makes another plan. Returns the rest."""
+        left, tried = set(ranks), -1
+        while len(fetching.failed) > tried:
+            tried = len(fetching.failed)
+            plan = fetching.decided(step)
+            if plan is None or plan.step != step:
+                break
+            for rank in sorted(left):
+                source = plan.sources[rank]
+                if source.kind == Kind.PARTS and self._can_write_of_parts(fetching, source, directory):
+                    left.discard(rank)
+        return left
+
+    def _can_write_of_parts(self, fetching: Fetching, source: Source, directory: Path) -> bool:
+        """Return whether that went well; a part that is lost is added to those that have failed."""
+        try:
+            self._write_of_parts(fetching, source, directory)
+        except PieceLost as error:
+            fetching.failed.append(error.piece)
+            self._warn(f"a part of rank {source.rank}'s state is passed over: {error}")
+            return False
+        except (SaveError, OSError) as error:
+            self._warn(f"rank {source.rank}'s state, which is in parts, can't be written: {error}")
+            return False
+        return True
 
     def _write_of_parts(self, fetching: Fetching, source: Source, directory: Path) -> None:
         """Put a state together, in memory that the ranks of this host need no more, and write it to files."""

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
 
+import torch
+
 from jitckpt.data import generators
 
 MOST_DRAWN = 16  # stretches whose generators are kept: without job.epochs there is no end of them
@@ -33,6 +35,18 @@ class Stretch:
 
     drawn_from: bytes = b""
     said: bytes = b""
+
+
+def saved_stretches(loop: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
+    """Return those that a saved loop tells of, decoded.
+
+    A version before told of the one before an epoch's first pass alone, once that had begun.
+    """
+    if "between" in loop:
+        return loop["between"]  # type: ignore[no-any-return]
+    nothing = torch.zeros(0, dtype=torch.uint8)
+    head = {"drawn": loop.get("epoch", nothing), "said": loop.get("head", nothing)}
+    return [head] if len(loop["passes"]) else []
 
 
 class BetweenLoops:

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
 from jitckpt.data import chosen_samples, dealing, made_in_loop
-from jitckpt.data.between_loops import BetweenLoops, Head
+from jitckpt.data.between_loops import BetweenLoops, Head, saved_stretches
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -443,7 +443,7 @@ class Loop:
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
         if (len(numbers) - _FIRST) % _OF_A_PASS == _LOOPS:
             self._epoch_loop, self._step_loop = numbers[-_LOOPS:]
-        self._between.restore(own.get("between", ()), of_others=of_others)
+        self._between.restore(saved_stretches(own), of_others=of_others)
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
         count = len(own["passes"])

@@ -14,7 +14,9 @@ from typing import Any
 import numpy
 import xxhash
 from torch import Tensor, nn
+from torch.optim import Optimizer
 
+from jitckpt.hooks.gradients_read import GradientsRead
 from jitckpt.worker.as_restored import sums
 from jitckpt.worker.script_variables import CLOCK_SECONDS, CLOCKS, MOST_BYTES, is_scripts, variables_of
 
@@ -28,14 +30,25 @@ OTHERWISE = (
     "the parameters of the middle. If the training depends on it, this run differs from an undisturbed one "
     "from here on: compute it from the epoch's number alone, or keep it in `extra`."
 )
+GRADIENTS = (
+    "Outside of its loops over batches or steps the script reads gradients that the last minibatch has left "
+    "({name}). No save holds them: after a failure there they are None. Read them in the loop, and keep what "
+    "the training goes on with in `extra`; or clear them first (optimizer.zero_grad())."
+)
 
 
 class EpochHead:
     """Of one job. Told as the script comes out of its loops, and as it begins one, in the script's frames."""
 
-    def __init__(self, given: Iterable[object], warn: Callable[[str], None]) -> None:
-        """given: objects whose state is kept by others."""
-        self._given, self._warn = [*given], warn
+    def __init__(
+        self,
+        given: Iterable[object],
+        trained: Callable[[], Mapping[str, Tensor]],
+        warn: Callable[[str], None],
+    ) -> None:
+        """given: objects whose state is kept by others. trained: returns the parameters, by name."""
+        self._given, self._trained, self._warn = [*given], trained, warn
+        self._gradients = GradientsRead(is_scripts, lambda name: warn(GRADIENTS.format(name=name)))
         self._frame: tuple[int, object] | None = None  # the one with the loop over epochs: its id and code
         self._before: dict[str, int] = {}  # of its variables, the ids of their values as it came out of them
 
@@ -47,9 +60,15 @@ class EpochHead:
         """The script is in none of its epoch's loops from here on."""
         frame = self._found()
         self._before = {} if frame is None else {name: id(one) for name, one in variables_of(frame).items()}
+        self._gradients.begins(self._trained)
+
+    def end(self) -> None:
+        """Look no more."""
+        self._gradients.ends()
 
     def digests(self) -> dict[str, str]:
         """Return digests, by name, of what was computed since then."""
+        self._gradients.ends()
         frame, before = self._found(), self._before
         self._before = {}
         if frame is None or not is_scripts(frame):
@@ -109,4 +128,7 @@ def _memory_of(given: Iterable[object]) -> set[int]:
     for one in given:
         if isinstance(one, nn.Module):
             found |= {_place(tensor) for tensor in (*one.parameters(), *one.buffers())}
+        if isinstance(one, Optimizer):
+            values = [value for state in one.state.values() for value in state.values()]
+            found |= {_place(value) for value in values if isinstance(value, Tensor)}
     return found

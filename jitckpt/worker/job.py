@@ -13,7 +13,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.bindings.interpose import Native
@@ -24,6 +24,7 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
+from jitckpt.hooks import gradients_read
 from jitckpt.saves import directory_lock, folders, start_record, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
@@ -288,6 +289,8 @@ class Job:
         )
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
+        kept = [given.model, given.extra, *given.optimizers]
+        self._head = EpochHead(kept, self._trained, self._reporter.warn_on_first)
         return Loop(
             begins=self._loop_begins,
             boundary=self._boundary,
@@ -296,7 +299,7 @@ class Job:
             warn=self._reporter.warn_on_first,
             went_on=self._variables.look,
             epoch_begins=variables_of_epochs.look,
-            head=EpochHead([given.model, given.extra], self._reporter.warn_on_first),
+            head=self._head,
         )
 
     @property
@@ -542,6 +545,7 @@ class Job:
         if _current is self:
             _current = None
         atexit.unregister(self._at_exit)
+        self._head.end()
         self._protection.end(at_exit=at_exit)
         self._protection = Unprotected()
 
@@ -562,6 +566,7 @@ class Job:
             # Rates on the device are given by reference, and the script may change them in their place.
             tree, tensors = self._host.progress()
             self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
+            gradients_read.clear(self._trained().values())
             if self._loop.goes_on:
                 self._as_restored = AsRestored(self._host)
 
@@ -580,6 +585,11 @@ class Job:
             self._put_shared_back()
             self._host.restore_local(self._restored_parts)
             self._host.restore_progress(self._progress_as_loop_began)
+            gradients_read.clear(self._trained().values())
+
+    def _trained(self) -> dict[str, Tensor]:
+        every = [one.named_parameters() for one in self._host.optimizers]
+        return {name: parameter for named in every for name, parameter in named.items()}
 
     def _put_shared_back(self) -> None:
         """Take back what the script has changed of parameters and optimizers since the loop began."""

@@ -6,6 +6,8 @@ import signal
 import pytest
 from launcher import JITCKPT_RUN, Launcher
 
+from jitckpt.worker.one_connection import VARIABLE
+
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 # The first argument chooses the training, the second where rank 1 is killed in its first life: a place and
 # how often it has been there.
@@ -238,9 +240,11 @@ def test_a_rank_that_is_killed_changes_nothing(
         assert ends(result.out) == ends(undisturbed.out), (place, result.err)
 
 
-def test_what_changes_of_extra_where_a_failure_may_lose_it_is_told(launcher: Launcher) -> None:
-    result = launcher.run(*RUN, launcher.script(TRAINING), "noise", "alone:0")
+def test_what_changes_of_extra_where_a_failure_may_lose_it_and_one_queue_are_told(launcher: Launcher) -> None:
+    one_queue = f"import os\nos.environ[{VARIABLE!r}] = '1'\n{TRAINING}"
+    result = launcher.run(*RUN, launcher.script(one_queue), "noise", "alone:0")
     assert "`extra` changes between forward pass and optimizer step" in result.err, result.err
+    assert f"jitckpt: rank 0: {VARIABLE}" in result.err, result.err
     plain = TRAINING.replace("job.steps(12)", "range(job.restore(), 12)")
     result = launcher.run(*RUN, "--checkpoint-dir", "plain", launcher.script(plain), "average", NOWHERE)
     assert "`extra` changes between an optimizer step and the next forward pass" in result.err, result.err

@@ -19,6 +19,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 
 import jitckpt
+from jitckpt.data import made_in_loop
 from jitckpt.encoding.strides import others_than_rows
 from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.saves import folders, layout
@@ -262,6 +263,81 @@ def test_what_the_head_of_an_epoch_changes_of_parameters_and_optimizer_is_not_ch
     assert "add_param_group" not in vars(again["optimizer"])
 
 
+def penalised(given: dict[str, Any]) -> None:
+    (given["model"].weight.square().sum() * 0.5).backward()
+
+
+def scaled(given: dict[str, Any]) -> None:
+    for one in given["model"].parameters():
+        one.grad = torch.ones_like(one) if one.grad is None else one.grad * 0.5
+
+
+def clipped(given: dict[str, Any]) -> None:
+    nn.utils.clip_grad_norm_(given["model"].parameters(), 0.5)
+
+
+def logged(given: dict[str, Any]) -> None:
+    [one.grad.norm().item() for one in given["model"].parameters() if one.grad is not None]
+
+
+def stepped(given: dict[str, Any]) -> None:
+    given["optimizer"].zero_grad()
+    penalised(given)
+    clipped(given)
+    given["optimizer"].step()
+
+
+def copied(given: dict[str, Any]) -> None:
+    copy.deepcopy(given["model"]).zero_grad()
+
+
+def as_it_is(given: dict[str, Any]) -> None:
+    """The gradients that the loop leaves are the next epoch's affair alone."""
+
+
+@pytest.mark.filterwarnings("error:jitckpt. No state")
+@pytest.mark.parametrize(("place", "clears"), [("head", "behind"), ("tail", "before")])
+@pytest.mark.parametrize("change", [penalised, scaled, clipped, logged, stepped, copied, as_it_is])
+def test_gradients_that_an_epoch_changes_outside_of_its_batches_are_the_same_or_named(
+    change: Callable[[dict[str, Any]], None], clears: str, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(made_in_loop, "watch", lambda: None)  # which looks at every object of the process
+
+    def train(directory: str) -> tuple[list[Any], list[str]]:
+        torch.manual_seed(1)
+        given, seen = objects(), []
+        job = init(**given, checkpoint_dir=directory)
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            for _ in job.epochs(3):
+                if place == "head":
+                    change(given)
+                for batch in job.batches(DataLoader(range(3))):  # type: ignore[arg-type]
+                    if clears == "before":
+                        given["optimizer"].zero_grad()
+                    given["model"](torch.tensor([[1.0, float(batch)]])).pow(2).sum().backward()
+                    given["optimizer"].step()
+                    seen.append([one.tolist() for one in given["model"].parameters()])
+                    if clears == "behind":
+                        given["optimizer"].zero_grad()
+                    if directory == "undisturbed" and len(seen) == 4:
+                        write_save(Path("4"), job, step=4)
+                if directory == "undisturbed" and len(seen) == 6:
+                    write_save(Path("6"), job, step=6)
+                if place == "tail":
+                    change(given)
+        job.close()
+        return seen, [str(one.message) for one in said if "reads gradients" in str(one.message)]
+
+    undisturbed, said = train("undisturbed")
+    assert len(said) == (clears == "before" and change in (scaled, clipped, logged))
+    assert "grad" not in vars(torch.Tensor)
+    for step in (4, 6):
+        again, _ = train(str(step))
+        assert len(again) == 9 - step
+        assert again == undisturbed[step:] or said, step
+
+
 def test_what_the_head_of_an_epoch_changes_twice_beside_a_save_function_is_said() -> None:
     given = objects()
     job = init(**given)
@@ -289,6 +365,7 @@ def heads(given: dict[str, Any], epoch: int) -> dict[str, Any]:
         "scale": float(model.weight.detach().sum()),
         "weights": [float(one) for one in model.weight.flatten()],
         "alias": model.weight.data,
+        "momenta": [state["exp_avg"] for state in given["optimizer"].state.values()],
         "rate": 0.1 / (epoch + 1),
         "began": time.time(),
     }
@@ -327,7 +404,8 @@ def test_what_an_epoch_computes_otherwise_outside_of_its_loops_is_said_at_the_re
     given = objects()
     assert train(given, saves=True) == []
     again = train(objects(), saves=False)
-    if name in ("alias", "rate", "began"):  # others keep it, or it does not follow from the parameters
+    # Others keep it, or it does not follow from the parameters.
+    if name in ("alias", "momenta", "rate", "began"):
         assert again == []
     else:
         assert len(again) == 1

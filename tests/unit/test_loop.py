@@ -929,6 +929,22 @@ def test_what_is_drawn_before_an_epochs_batches_is_drawn_again() -> None:
     assert [size > 0 for size in kept] == [True] * 8 + [False] * 4, "where nothing is drawn nothing is kept"
 
 
+def of_a_version_before(loop: Encoded) -> Encoded:
+    """What it told of a loop: in the place of stretches an epoch's head, as its first pass had begun."""
+    (head,) = loop.tree["between"] or [{name: {"$tensor": "loop.nothing"} for name in ("drawn", "said")}]
+    tree = {name: one for name, one in loop.tree.items() if name != "between"}
+    nothing = {"loop.nothing": torch.zeros(0, dtype=torch.uint8)}
+    return Encoded({**tree, "epoch": head["drawn"], "head": head["said"]}, {**loop.tensors, **nothing})
+
+
+def test_what_a_version_before_kept_of_an_epochs_head_is_drawn_again() -> None:
+    undisturbed = run(in_an_order_of_its_own, lambda: 4)
+    for step in (2, 4, 7):
+        for *state, saved in (undisturbed.step_ended[step], undisturbed.boundary[step]):
+            again = resumed(in_an_order_of_its_own, lambda: 4, (*state, of_a_version_before(saved)))
+            assert again.told == undisturbed.told, step
+
+
 def between_two_loops(training: Training, counts: tuple[int, int], plain: bool) -> None:
     """Two passes in an epoch, the first of which is left at times; and then one behind the epochs."""
     loop, told = training.loop, training.told
