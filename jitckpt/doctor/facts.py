@@ -29,6 +29,7 @@ FRAMEWORKS = (
     "pytorch-lightning",
     "deepspeed",
     "megatron-core",
+    "torchtitan",
 )  # that are protected
 PROBE_BYTES = 64 << 20
 PROBE_SYNCS = 5

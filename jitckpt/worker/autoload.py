@@ -25,6 +25,7 @@ FRAMEWORKS = {
     "deepspeed.runtime.engine": "jitckpt.frameworks.deepspeed",
     "megatron.core.optimizer": "jitckpt.frameworks.megatron",
     "pytorch_lightning.trainer.trainer": "jitckpt.frameworks.lightning",
+    "torchtitan.components.checkpoint": "jitckpt.frameworks.torchtitan",
     # Another loader of theirs.
     "torchdata.stateful_dataloader.stateful_dataloader": "jitckpt.frameworks.script_loops",
 }

@@ -31,9 +31,11 @@ FILES = {
     "lightning": "lightning_fit.py",
     "deepspeed": "deepspeed_engine.py",
     "megatron-core": "megatron_loop.py",
+    "torchtitan": "torchtitan_train.py",
 }
 # Its loop is the framework's, so that no restart leaves a doubt.
-LOOPS_OF_THEIR_OWN = ("transformers", "lightning")
+LOOPS_OF_THEIR_OWN = ("transformers", "lightning", "torchtitan")
+MAKE_LOADERS = ("transformers", "torchtitan")  # themselves: the one torch's, the other torchdata's
 STATEFUL = ", StatefulDataLoader"
 PROGRAMS = {
     **{name: Program((name,), file) for name, file in FILES.items()},
@@ -44,7 +46,7 @@ PROGRAMS = {
     **{
         name + STATEFUL: Program((name, "torchdata"), file, {"LOADER": "stateful"})
         for name, file in FILES.items()
-        if name != "transformers"  # whose Trainer makes its loaders itself, and these of torch's
+        if name not in MAKE_LOADERS
     },
 }
 # These go back to a save of all ranks.

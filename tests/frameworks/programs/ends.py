@@ -22,6 +22,8 @@ def digest(*parts):
     found = hashlib.sha256()
 
     def walk(part):
+        if hasattr(part, "to_local"):
+            part = part.to_local()  # of a DTensor, what the rank holds
         if isinstance(part, torch.Tensor):
             found.update(part.detach().cpu().contiguous().numpy().tobytes())
         elif isinstance(part, dict):
