@@ -78,6 +78,7 @@ from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
+from jitckpt.wire import environment as variables
 from jitckpt.wire.hosts import Host, Past
 from jitckpt.wire.moves import JobFacts
 
@@ -188,6 +189,8 @@ class Agent(LocalElasticAgent):
         self._begun: list[StartBegun] = []  # the starts on several hosts
         self._takes_in = False  # the next start is made to take in hosts
         self._has_told_why = False  # the first start does not begin
+        if self._lasting is not None:
+            self._lasting.on_standing_by = self._warm_up
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -358,6 +361,20 @@ class Agent(LocalElasticAgent):
         finally:
             if before is not None and self._hosts is not before:
                 before.close()
+
+    def _warm_up(self) -> None:
+        """Have processes that have loaded torch, as this host stands by."""
+        spec = self._worker_group.spec
+        command = (str(spec.entrypoint), *map(str, spec.args))
+        environment = {**os.environ, **self._settings.device_environment}
+        environment |= variables.JOB_PROCESSES.to(self._children.mark)
+        commands, environments = (
+            dict.fromkeys(range(spec.local_world_size), each) for each in (command, environment)
+        )
+        try:
+            self._spares.fill(commands, environments, at_least=int(self._settings.warm_start))
+        except OSError as error:
+            self._log.write("warning", text=f"This host stands by without warm spares: {error}.")
 
     def _check_health(self, worker_group: Any, again: bool) -> None:
         """Have no part in a start for which this host is not well.

@@ -68,6 +68,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self.signature = Signature(job, secret)
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
         self.newest_start = 0  # that its checkpoint directory knows of
+        self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
@@ -245,7 +246,9 @@ class CoordinatedRendezvous(RendezvousHandler):
             )
         elif last is not None and self.agent not in last.agents and not self._stands_by:
             self._stands_by = not is_over
-            why = "this host stands by: it takes the place of one that is lost." if self._stands_by else ""
+            if self._stands_by:
+                why = "this host stands by: it takes the place of one that is lost."
+                self.on_standing_by()
         self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
         return None, why
 
