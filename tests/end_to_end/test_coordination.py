@@ -2,6 +2,7 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from contextlib import suppress
@@ -111,7 +112,8 @@ def warm_processes(job: Job, host: int) -> list[int]:
 def test_a_lost_host_is_replaced_by_one_that_stands_by(
     job: Job, meet: list[str], undisturbed: list[str]
 ) -> None:
-    """With the host goes its member of etcd. What its rank runs in has loaded torch before."""
+    """With the host goes its member of etcd. What its rank runs in had loaded torch. It is reported."""
+    meet += ["--report-host", 'echo "$1: $2" >> reported']
     command = [job.launcher.script(TELLING + PAUSING), *TRAINING]
     agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
     await_line(agents[0], "pauses\n")
@@ -125,6 +127,9 @@ def test_a_lost_host_is_replaced_by_one_that_stands_by(
     out, _ = ended_well(job, agents[0], spare)
     assert digests(out) == undisturbed
     assert int((job.launcher.directory / "pid-1-1").read_text()) in warm
+    reported = (job.launcher.directory / "reported").read_text().splitlines()
+    assert len(reported) == 1
+    assert reported[0].startswith(f"{socket.gethostname()}: ")
 
 
 def test_a_killed_agent_may_come_again(job: Job, meet: list[str], undisturbed: list[str]) -> None:
