@@ -78,6 +78,7 @@ from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
 from jitckpt.system.versions import versions
+from jitckpt.wire import environment as variables
 from jitckpt.wire.hosts import Host, Past
 from jitckpt.wire.moves import JobFacts
 
@@ -188,6 +189,8 @@ class Agent(LocalElasticAgent):
         self._begun: list[StartBegun] = []  # the starts on several hosts
         self._takes_in = False  # the next start is made to take in hosts
         self._has_told_why = False  # the first start does not begin
+        if self._lasting is not None:
+            self._lasting.on_standing_by = self._warm_up
 
     def run(self, *args: Any, **kwargs: Any) -> RunResult:
         """Run the job with the signals that end it in our hands."""
@@ -348,6 +351,8 @@ class Agent(LocalElasticAgent):
             while not self._come_together(worker_group):
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
+            if before is not None and processes is not None:
+                self._report_lost(before, processes.supervisor.losses)
         except RendezvousTimeoutError as error:
             count = self._config.min_nodes
             raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
@@ -359,6 +364,18 @@ class Agent(LocalElasticAgent):
             if before is not None and self._hosts is not before:
                 before.close()
 
+    def _warm_up(self) -> None:
+        """Have processes that have loaded torch, as this host stands by."""
+        spec = self._worker_group.spec
+        command = (str(spec.entrypoint), *map(str, spec.args))
+        environment = {**os.environ, **self._settings.device_environment}
+        environment |= variables.JOB_PROCESSES.to(self._children.mark)
+        ranks, least = range(spec.local_world_size), int(self._settings.warm_start)
+        try:
+            self._spares.fill(dict.fromkeys(ranks, command), dict.fromkeys(ranks, environment), least)
+        except OSError as error:
+            self._log.write("warning", text=f"This host stands by without warm spares: {error}.")
+
     def _check_health(self, worker_group: Any, again: bool) -> None:
         """Have no part in a start for which this host is not well.
 
@@ -368,13 +385,29 @@ class Agent(LocalElasticAgent):
         if command is None:
             return
         if not again or self._config.max_nodes == 1:
-            health.wait_until_well(command, rendezvous.join_timeout(self._config))
+            service = self._lasting if isinstance(self._lasting, CoordinatedRendezvous) else None
+            tell = health.nobody if service is None else service.tell_health
+            health.wait_until_well(command, rendezvous.join_timeout(self._config), tell)
         elif why := health.why_unfit(command):
             assert self._lasting is not None
             self._lasting.decline(
                 worker_group.store, f"jitckpt/{self._meetings + 1}", worker_group.group_rank
             )
+            if self._settings.report_host is not None:
+                health.report(self._settings.report_host, self._settings.host_name, why)
             raise HostUnfit(f"the job goes on without this host: {why}.")
+
+    def _report_lost(self, before: Hosts, losses: Mapping[int, str]) -> None:
+        """Have a scheduler told of hosts without which the job goes on; one may have come again."""
+        command = self._settings.report_host
+        if command is None or self._hosts is None or not self._log.leading:
+            return
+        here = {host.address for host in self._hosts.all}
+        for place, why in losses.items():
+            if (host := before.all[place]).address not in here:
+                # The start does not wait for it.
+                told = (command, host.name or host.address, why)
+                threading.Thread(target=health.report, args=told, name="jitckpt-report", daemon=True).start()
 
     def _come_together(self, worker_group: Any) -> bool:
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
@@ -525,6 +558,7 @@ class Agent(LocalElasticAgent):
             memory_port=memory_port,
             starts=self._starts_known(),
             free=self._free_restarts,
+            name=self._settings.host_name,
         )
 
     def _check_first_start(self, met: Sequence[Host]) -> None:

@@ -1,9 +1,10 @@
-"""--health-check: a command of the user's says whether this host may have a part in the next start."""
+"""The user's commands: whether this host may have a part in the next start, and who hears of a lost one."""
 
 import os
 import signal
 import subprocess
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 
 from jitckpt.console import say
@@ -14,12 +15,16 @@ PAUSE_SECONDS = 10.0  # between two of a host that is not well
 LONGEST = 200  # characters of what a check says
 
 
-def why_unfit(command: str, seconds: float = SECONDS) -> str:
+def nobody(why: str) -> None:
+    """Nobody else is told."""
+    del why
+
+
+def why_unfit(command: str, seconds: float = SECONDS, arguments: Sequence[str] = ()) -> str:
     """Run the check; return why this host is to have no part, as a clause; empty if it is well."""
     # A group of its own, to be ended whole; the agent's session, of which nobody else waits for a process.
     process = subprocess.Popen(
-        command,
-        shell=True,
+        ["/bin/sh", "-c", command, "jitckpt", *arguments],
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
@@ -42,10 +47,14 @@ def why_unfit(command: str, seconds: float = SECONDS) -> str:
     return f"`{command}` ended with {ended}" + (f": {last.strip()}" if last else "")
 
 
-def wait_until_well(command: str, timeout: float) -> None:
-    """Check again and again until this host is well. Raises HostsMissing if it is not within the timeout."""
+def wait_until_well(command: str, timeout: float, tell: Callable[[str], None] = nobody) -> None:
+    """Check again and again until this host is well. Raises HostsMissing if it is not within the timeout.
+
+    tell: what the others are told, each time: why it is not well, in the end "".
+    """
     begun, told = time.monotonic(), ""
     while why := why_unfit(command):
+        tell(why)
         if why != told:
             told = why
             say(
@@ -55,5 +64,12 @@ def wait_until_well(command: str, timeout: float) -> None:
         if time.monotonic() - begun > timeout:
             raise HostsMissing(f"The health check of this host has not passed in {timeout:g} s: {why}.")
         time.sleep(PAUSE_SECONDS)
+    tell("")
     if told:
         say("this host's health check passes; it may be taken again.")
+
+
+def report(command: str, host: str, why: str) -> None:
+    """Run the command that tells a scheduler of a host which the job has gone on without."""
+    failed = why_unfit(command, arguments=(host, why))
+    say(f"{host} could not be reported: {failed}." if failed else f"{host} is reported: {why}.")

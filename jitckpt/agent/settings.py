@@ -32,6 +32,8 @@ class Settings:
     snapshot_every: float | None  # the same: to go back to if a worker dies
     criu: Criu | None  # by which that is done
     health_check: str | None  # a command that has to succeed here before each start
+    report_host: str | None  # a command that is told of a host which the job goes on without
+    host_name: str  # this one's, as a scheduler knows it
     max_standby: int | None  # hosts beyond those that train; None: any number
     stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it

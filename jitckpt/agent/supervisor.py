@@ -112,6 +112,7 @@ class Supervisor(threading.Thread):
         self._save_id = save_id
         self._hosts, self._proxies, self._protection = hosts, proxies, protection
         self._lost_hosts: set[int] = set()
+        self.losses: dict[int, str] = {}  # hosts that are lost, and why
         self.leaving: set[int] = set()  # hosts whose agents were asked to end
         self._local_states: LocalStateWriter | None = None
         self._at_death = StatesAtDeath()
@@ -723,6 +724,7 @@ class Supervisor(threading.Thread):
         if not living and (lost.host in self.leaving or not starts_again(self._job)):
             return  # it had nothing more to do
         self._lost_hosts.add(lost.host)
+        self.losses[lost.host] = lost.reason
         self._job = replace(
             self._job, is_free=self._job.is_free or self._elastic, in_memory=self._in_memory()
         )

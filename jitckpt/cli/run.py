@@ -254,6 +254,8 @@ def _settings(
         snapshot_every=None if args.snapshot_every is None else 60 * args.snapshot_every,
         criu=_criu(args) if _moves(args) else None,
         health_check=args.health_check,
+        report_host=args.report_host,
+        host_name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         max_standby=args.max_standby,
         stands_by=args.standby,
         temporary=temporary,

@@ -208,6 +208,13 @@ def _add_number_of_hosts(options: argparse._ActionsContainer) -> None:
         help="run by this host's shell before each start of the ranks; where it does not end with 0 in 120 s "
         "the host is not taken, until it does",
     )
+    options.add_argument(
+        "--report-host",
+        metavar="COMMAND",
+        help="run by the shell when the job goes on without a host, on one of the others, or on that one if "
+        "its --health-check fails; $1 is the host's name, $2 why, as in 'scontrol update NodeName=\"$1\" "
+        'State=DRAIN Reason="$2"\'',
+    )
 
 
 def _add_clusters(options: argparse._ActionsContainer) -> None:

@@ -39,6 +39,7 @@ from jitckpt.wire.hosts import Host, Past
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive
 LOOK_SECONDS = 1.0
+UNWELL_SECONDS = 150.0  # that a host's word on its health lasts: a check, and the pause until the next
 
 Value = TypeVar("Value")
 
@@ -68,6 +69,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self.signature = Signature(job, secret)
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
         self.newest_start = 0  # that its checkpoint directory knows of
+        self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
@@ -124,6 +126,16 @@ class CoordinatedRendezvous(RendezvousHandler):
             return call()
         except (CoordinationError, ForeignError) as error:
             raise StoreGone(f"{error}.") from error
+
+    def tell_health(self, why: str) -> None:
+        """Let those that wait for hosts know why this one does not come; "": it is well, and comes."""
+        key = f"unwell/{self.agent}"
+        with suppress(CoordinationError):  # it is but a word to others
+            if why:
+                lease = self._service.lease(UNWELL_SECONDS)
+                self._service.put_if(self._write(key, [self._address, why]), {}, lease)
+            else:
+                self._service.put_if({self._key(key): None}, {})
 
     def close(self) -> None:
         """The agent is done; `leave` says so, once it is known whether the job is."""
@@ -243,9 +255,12 @@ class CoordinatedRendezvous(RendezvousHandler):
                 "there: they may run, and be cut off. If you know that they are dead, add --silent-hosts "
                 "dead; a new job needs another --rdzv-id."
             )
-        elif last is not None and self.agent not in last.agents and not self._stands_by:
-            self._stands_by = not is_over
-            why = "this host stands by: it takes the place of one that is lost." if self._stands_by else ""
+        elif last is None or is_over:
+            why = self._who_is_not_well(found)
+        elif self.agent not in last.agents and not self._stands_by:
+            self._stands_by = True
+            why = "this host stands by: it takes the place of one that is lost."
+            self.on_standing_by()
         self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
         return None, why
 
@@ -327,6 +342,17 @@ class CoordinatedRendezvous(RendezvousHandler):
                             after, place, since or entry.revision, step, address, start
                         )
         return members
+
+    def _who_is_not_well(self, found: Entries) -> str:
+        """Return a sentence on hosts that are there, but not taken; "" if there is none."""
+        prefix, unwell = self._key("unwell/"), []
+        for key, entry in sorted(found.entries.items()):
+            if key.startswith(prefix):
+                with suppress(ForeignError):
+                    match self.signature.read(key, entry.value):
+                        case [str(address), str(why)]:
+                            unwell.append(f"{address or 'a host'} is not taken ({why})")
+        return f"{'; '.join(unwell)}." if unwell else ""
 
     def _is_closed(self, found: Entries) -> bool:
         """Return whether the job has ended since this agent came; before, it was another run of it."""

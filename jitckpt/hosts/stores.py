@@ -180,6 +180,7 @@ class LastingRendezvous(RendezvousHandler):
         self._reserves: list[StorePlace] = []  # of the hosts of the newest start that is known
         self._moved: StorePlace | None = None  # where a note in the store says that the job is
         self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
+        self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self._start: Past | None = None  # the newest that has begun here
         self._last: LastStart | None = None  # the same, if it has failed
         self._agreed: list[Past] = []  # the newest to which all have, and those after it that are in doubt
@@ -373,6 +374,7 @@ class LastingRendezvous(RendezvousHandler):
         if notes.start is not None and not self._stands_by and self._is_redundant():
             self._stands_by = True
             say("this host stands by: it takes the place of one that is lost.")
+            self.on_standing_by()
         # Those that were in the newest start are there for a moment, too, as they meet again.
         others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
         if others and not self._waits and self._is_waiting():

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from jitckpt.bindings import clock
+from jitckpt.errors import HostsError
 from jitckpt.rehearsal.etcd_members import FROM_MEMBER, TO_MEMBER, EtcdMembers
 from jitckpt.rehearsal.namespaces import EVERYTHING
 from jitckpt.rehearsal.runs_on_hosts import CLOCK_LIBRARY, HostStrike, JobOnHosts
@@ -96,6 +97,8 @@ class ClockJumps(Lasting):
     @contextlib.contextmanager
     def going_on(self, job: JobOnHosts) -> Iterator[None]:
         hit = [pid for pid in job.hosts.processes(self.rank) if _jumps(pid, self.jump)]
+        if not hit:
+            raise HostsError(f"No process of host {self.rank} has {CLOCK_LIBRARY}: its clock stays.")
         try:
             yield
         finally:

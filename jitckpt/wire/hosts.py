@@ -54,6 +54,7 @@ class Host(CheckedPart):
     starts: tuple[tuple[int, int], ...] = ()  # that it knows of, each with the step it has gone on from
     free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
     job: str = ""  # whose the checkpoint directory is, if anybody has used that
+    name: str = ""  # by which a scheduler knows it
 
     def problem(self) -> str | None:
         ports = (self.port, self.worker_store, self.reserve, self.memory_port)

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from uuid import uuid4
 
@@ -89,20 +91,45 @@ def test_the_leader_of_three_members_is_lost_and_then_a_rank(
     assert "The job succeeded after 1 restart." in err
 
 
+# A rank tells which process it runs in.
+TELLING = """
+import os, pathlib
+
+pathlib.Path("pid-{JITCKPT_RESTART}-{RANK}".format(**os.environ)).write_text(str(os.getpid()))
+"""
+
+
+def warm_processes(job: Job, host: int) -> list[int]:
+    """Return the processes that have loaded torch, or will have: the first, and those forked from it."""
+    found = []
+    for pid in job.hosts.processes(host):
+        with suppress(FileNotFoundError, ProcessLookupError):
+            if b"jitckpt.worker.spare" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                found.append(pid)
+    return found
+
+
 def test_a_lost_host_is_replaced_by_one_that_stands_by(
     job: Job, meet: list[str], undisturbed: list[str]
 ) -> None:
-    """With the host goes its member of etcd."""
-    command = [job.launcher.script(PAUSING), *TRAINING]
+    """With the host goes its member of etcd. What its rank runs in had loaded torch. It is reported."""
+    meet += ["--report-host", 'echo "$1: $2" >> reported']
+    command = [job.launcher.script(TELLING + PAUSING), *TRAINING]
     agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
     await_line(agents[0], "pauses\n")
     spare = job.start(2, *command, meet=meet)
     until_told(spare, "this host stands by")
+    job.launcher.wait_until(lambda: len(warm_processes(job, 2)) == 2)
+    warm = warm_processes(job, 2)
     job.kill(1)
     await_line(agents[0], "pauses\n")
     (job.launcher.directory / "go").touch()
     out, _ = ended_well(job, agents[0], spare)
     assert digests(out) == undisturbed
+    assert int((job.launcher.directory / "pid-1-1").read_text()) in warm
+    reported = (job.launcher.directory / "reported").read_text().splitlines()
+    assert len(reported) == 1
+    assert reported[0].startswith(f"{socket.gethostname()}: ")
 
 
 def test_a_killed_agent_may_come_again(job: Job, meet: list[str], undisturbed: list[str]) -> None:

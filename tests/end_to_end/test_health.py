@@ -1,6 +1,7 @@
 """`jitckpt run --health-check`: a host that is not well has no part in the next start."""
 
 import signal
+import socket
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -39,6 +40,7 @@ def test_one_that_stands_by_takes_the_place_of_a_host_that_is_not_well(
 
     def start(host: int, *options: str) -> "subprocess.Popen[str]":
         run = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", "--nnodes", "2", *MEET, *OPTIONS, *FAULT]
+        run += ["--report-host", f'echo "host {host}, $1: $2" >> reported']
         return launcher.start(*hosts.on(host), *run, *options, script, *TRAINING)
 
     first = start(0)
@@ -51,6 +53,9 @@ def test_one_that_stands_by_takes_the_place_of_a_host_that_is_not_well(
     ends = [launcher.finish(agent) for agent in (first, third)]
     assert [end.status for end in ends] == [0, 0], told + ends[0].err + ends[1].err
     assert digests(ends[0].out + ends[1].out) == undisturbed
+    # It has reported itself, once, and nobody else has.
+    reported = (launcher.directory / "reported").read_text()
+    assert reported == f"host 1, {socket.gethostname()}: `{CHECK[1]}` ended with status 7: the GPU smells\n"
     # It still waits to be well, and is ended there.
     ill.send_signal(signal.SIGTERM)
     assert launcher.finish(ill).status == 1

@@ -1,12 +1,16 @@
 """Jobs without replicas on several hosts, which lose hosts: all comes back from others' memory."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from etcd_cluster import etcd
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, kill, namespaces
 
@@ -63,10 +67,11 @@ class Job:
         count: int = HOSTS,
         tier: str = "peer",
         of_script: Sequence[str] = (),
+        meet: Sequence[str] = MEET,
     ) -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
-        run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *MEET, *OPTIONS]
+        run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *meet, *OPTIONS]
         run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options]
         self.agents[host] = self.launcher.start(
             *self.hosts.on(host),
@@ -182,6 +187,40 @@ def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
     assert 0 < used <= idle < minibatch
     assert idle > 0.3, "the pause"
     assert minibatch > 0.3
+
+
+def test_a_new_set_of_agents_finds_the_jobs_memory_by_etcd_alone(job: Job, tmp_path: Path) -> None:
+    """All agents are killed with their ranks: the same commands go on from what the keepers have."""
+    expected = undisturbed(job.launcher, job.form, ranks=2)
+    (folder := tmp_path / "etcd").mkdir()
+    with etcd(folder, addresses=["10.79.0.5"], on=[job.hosts.on(4)]) as cluster:
+        on_etcd = ["--coordination", cluster.url, "--rdzv-id", "job"]
+        meet = [*on_etcd, "--silent-hosts", "dead", "--memory-keep", "600"]
+        for host in (0, 1):
+            job.start(host, count=2, meet=meet)
+        job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+        keepers = set()
+        for host in (0, 1):
+            job.agents[host].kill()
+            for pid in job.hosts.processes(host):
+                with suppress(FileNotFoundError, ProcessLookupError):
+                    if b"tiers.keeper" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                        keepers.add(pid)
+                    else:
+                        os.kill(pid, signal.SIGKILL)
+            job.outs.append(job.agents.pop(host).communicate()[0])
+        assert len(keepers) == 2
+        job.launcher.wait_until(lambda: set(job.launcher.survivors()) <= keepers)
+        job.may_end.touch()
+        for host in (0, 1):
+            job.start(host, count=2, meet=meet)
+        job.finish()
+    assert digests(job.outs) == expected
+    (step,) = {int(str(event["step"])) for event in job.events("restored")}
+    assert step > 0
+    assert all(event["in_memory"] for event in job.events("restored"))
+    assert job.saves() == [], "no file was written"
+    assert job.launcher.survivors() == []
 
 
 def test_the_first_host_is_replaced_and_its_directory_is_the_jobs_again(job: Job) -> None:

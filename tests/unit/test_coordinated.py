@@ -239,6 +239,70 @@ def test_who_was_too_slow_to_be_the_root_of_a_start_is_not_the_root_after_it(age
     assert [key for key in found.entries if key.endswith("/root")] == []
 
 
+def test_a_root_that_is_cut_off_is_followed_by_another(agents: Agents) -> None:
+    """Who was elected and waits for hosts is silent: once its lease has ended one of the others is."""
+    service = CutOff(agents.cluster)
+    cut_off = agents.make(service=service, silence=2.0, timeout=20.0)
+    waits = agents.begin(cut_off)
+    while (root := root_of(agents)) is None:
+        time.sleep(0.05)
+    assert cut_off.agent in root
+    service.is_cut_off.set()
+    others = agents.make(silence=2.0), agents.make(silence=2.0)
+    assert {info.rank for info in agents.meet(*others)} == {0, 1}
+    service.is_cut_off.clear()
+    assert not waits[0].done(), "it stands by"
+    assert others[0].shutdown()
+    with pytest.raises(NotNeeded):
+        waits[0].result()
+
+
+def root_of(agents: Agents) -> str | None:
+    """Return what lies in etcd under the root's name."""
+    found = Etcd(agents.cluster.url, {}, 5).get(f"jitckpt/{agents.job}/meeting/root").entries
+    return next((entry.value.decode() for entry in found.values()), None)
+
+
+class CutOff(Etcd):
+    """Which for a while reaches no member."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        super().__init__(cluster.url, {}, 5)
+        self.is_cut_off = threading.Event()
+
+    def _post(self, *arguments: Any, **named: Any) -> Any:
+        if self.is_cut_off.is_set():
+            time.sleep(0.2)
+            raise OSError("no route to host")
+        return super()._post(*arguments, **named)
+
+
+def test_who_waits_for_hosts_is_told_which_are_not_well_and_why(
+    agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    secret = b"what only this job's hosts know"
+    a, ill, b = (
+        agents.make(secret=secret),
+        agents.make(secret=secret, address="10.0.0.7"),
+        agents.make(secret=secret),
+    )
+    Etcd(agents.cluster.url, {}, 5).put_if(
+        {f"jitckpt/{agents.job}/meeting/unwell/x": b'["10.0.0.8", "no"]'}, {}
+    )
+    ill.tell_health("`check` ended with status 7: the GPU smells")
+    waits = agents.begin(a)
+    said = ""
+    while "10.0.0.7 is not taken (`check` ended with status 7: the GPU smells)." not in said:
+        time.sleep(0.05)
+        said += capsys.readouterr().err
+    assert "10.0.0.8" not in said, "a stranger's word"
+    ill.tell_health("")
+    found = Etcd(agents.cluster.url, {}, 5).get(f"jitckpt/{agents.job}/meeting/unwell/").entries
+    assert not any(ill.agent in key for key in found)
+    (info,) = agents.meet(b)
+    assert {info.rank, waits[0].result().rank} == {0, 1}
+
+
 def test_the_job_goes_on_without_a_host_that_is_not_well(agents: Agents) -> None:
     a, b, c = agents.make(), agents.make(), agents.make()
     before, _ = agents.meet(a, b)

@@ -54,6 +54,28 @@ def test_a_host_is_waited_for_until_its_check_passes(
     assert said.count("it may be taken again") == 1
 
 
+def test_others_are_told_each_time_why_a_host_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "PAUSE_SECONDS", 0)
+    told: list[str] = []
+    health.wait_until_well(f"cd {tmp_path}; rm well || ! touch well", timeout=600, tell=told.append)
+    assert len(told) == 2
+    assert told[0].endswith("ended with status 1: rm: cannot remove 'well': No such file or directory")
+    assert told[1] == "", "it is well again"
+
+
+def test_who_reports_a_host_is_given_its_name_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    health.report(f'printf \'%s|\' "$1" "$2" > {tmp_path}/told', "node 7", "it is silent; $(rm -r /)")
+    assert (tmp_path / "told").read_text() == "node 7|it is silent; $(rm -r /)|"
+    assert "node 7 is reported: it is silent" in capsys.readouterr().err
+    health.report("echo there is no such node; exit 1", "node 8", "it is silent")
+    assert "node 8 could not be reported: " in (said := capsys.readouterr().err)
+    assert "there is no such node" in said
+
+
 def test_a_host_that_stays_unwell_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, "PAUSE_SECONDS", 0)
     with pytest.raises(HostsMissing, match="has not passed in 0 s: `false` ended with status 1"):

@@ -12,12 +12,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 from test_trials_hosts import EVENTS, FINAL, GOOD, LOST, STEPS, Machines
 
+from jitckpt.errors import HostsError
 from jitckpt.faults.injection import parse_fault
 from jitckpt.rehearsal import runs_on_hosts, trials_at_etcd
 from jitckpt.rehearsal.etcd_members import EtcdMembers
 from jitckpt.rehearsal.runs import OUTPUT, Run
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
-from jitckpt.rehearsal.strikes_at_etcd import BOTH, CutOff, Lasting, MemberDies, MembersStop, OfMember, Stops
+from jitckpt.rehearsal.strikes_at_etcd import (
+    BOTH,
+    ClockJumps,
+    CutOff,
+    Lasting,
+    MemberDies,
+    MembersStop,
+    OfMember,
+    Stops,
+)
 from jitckpt.rehearsal.trials import Trial
 from jitckpt.rehearsal.trials_at_etcd import HOST_STRIKES, KINDS, MEMBER_STRIKES, choose_trial, judge, missed
 
@@ -132,6 +142,18 @@ class Members(EtcdMembers):
 
     def start(self, host: int) -> None:
         self.asked.append(("start", host))
+
+
+def test_a_clock_that_no_process_has_is_told(tmp_path: Path, sleeper: "subprocess.Popen[str]") -> None:
+    """Else a trial in which no clock was set would pass."""
+
+    class Without(Machines):
+        def processes(self, host: int) -> list[int]:
+            return [sleeper.pid]
+
+    job = JobOnHosts([], tmp_path, Without(("a", "b", "c")), own_directories=False)
+    with pytest.raises(HostsError, match="its clock stays"), ClockJumps(1, "first_step", 0.1).going_on(job):
+        pass
 
 
 @pytest.mark.parametrize(("leader", "host"), [(True, 2), (False, 0)])
