@@ -62,7 +62,7 @@ class PeerOptimizer(PeerMemory):
             await self._send(writer, IndexComes(), one.index)
             await self._send(writer, TailComes(), tail)
             begins, _ = await self._answer(reader, Go, Lacks, Fails)
-            if not isinstance(begins, Go):
+            if isinstance(begins, Lacks | Fails):
                 return _not_made(len(one.index) + len(tail), begins)
             with chunks.of(index, self._hosts.name(self._host)), handed_over(writer) as socket:
                 chunks.send(socket, beginning, first, self._pace, self._patience, self._stop)
