@@ -97,7 +97,8 @@ def full() -> Training:
 def narrow() -> Training:
     """The same where all ranks but the first have no row of the last layer."""
     layers = [nn.Linear(INPUTS, 16), nn.GELU(), nn.Linear(16, 1)]
-    model = fully_shard(nn.Sequential(*layers).to("cuda"))
+    model = nn.Sequential(*layers).to("cuda")
+    fully_shard(model)
     return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01), dist.get_rank())
 
 
