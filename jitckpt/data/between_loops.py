@@ -44,7 +44,7 @@ def saved_stretches(loop: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
     """
     if "between" in loop:
         return loop["between"]  # type: ignore[no-any-return]
-    nothing = torch.zeros(0, dtype=torch.uint8)
+    nothing = torch.zeros(0, dtype=torch.uint8, device="cpu")
     head = {"drawn": loop.get("epoch", nothing), "said": loop.get("head", nothing)}
     return [head] if len(loop["passes"]) else []
 
