@@ -194,6 +194,15 @@ def test_what_other_ranks_step_does_not_come_either(agents: Agents) -> None:
     assert told(agents) == []
 
 
+def sends_whole_copies_from_now_on(agents: Agents, trainings: list[Training], text: str) -> None:
+    """Rank 0, of which this text was said; rank 1's steps are made again as before."""
+    assert "whole copies are sent" in text
+    assert agents.word(0, GRADIENTS) == 0
+    assert agents.word(1, GRADIENTS) == 1
+    steps(agents, trainings, 1)
+    assert trainings[0].is_kept(agents, 1, 0)
+
+
 def test_where_a_tensor_differs_it_is_named_and_whole_copies_go_on(agents: Agents) -> None:
     kind, options = OPTIMIZERS[2]
     trainings = [Training(kind, options) for _ in range(2)]
@@ -207,11 +216,7 @@ def test_where_a_tensor_differs_it_is_named_and_whole_copies_go_on(agents: Agent
     assert trainings[0].is_kept(agents, 1, 0)
     (text,) = told(agents)
     assert "rank 0's optimizer step 3 again, and optimizer.0.state.1.exp_avg_sq is not bit for bit" in text
-    assert "whole copies are sent" in text
-    assert agents.word(0, GRADIENTS) == 0
-    assert agents.word(1, GRADIENTS) == 1
-    steps(agents, trainings, 1)
-    assert trainings[0].is_kept(agents, 1, 0)
+    sends_whole_copies_from_now_on(agents, trainings, text)
 
 
 @pytest.mark.parametrize("shapes", [(1003, (0, 16), 0), ((0, 16), 0)])
@@ -240,11 +245,7 @@ def test_a_step_that_no_host_can_make_ends_it_at_once(
     assert trainings[0].is_kept(agents, 1, 0)
     (text,) = told(agents)
     assert "can't make rank 0's optimizer steps again: ValueError: a parameter and its gradient" in text
-    assert "whole copies are sent" in text
-    assert agents.word(0, GRADIENTS) == 0
-    assert agents.word(1, GRADIENTS) == 1
-    steps(agents, trainings, 1)
-    assert trainings[0].is_kept(agents, 1, 0)
+    sends_whole_copies_from_now_on(agents, trainings, text)
     assert len(told(agents)) == 1
     assert "Traceback" not in capsys.readouterr().err
 
