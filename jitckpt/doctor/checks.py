@@ -276,12 +276,14 @@ def check_self_checks(events: Sequence[Event]) -> list[Row]:
     checks = [event for event in events if event["event"] == "self_check"]
     if not checks:
         return []
+    kept = dict.fromkeys(name for check in checks for name in check.get("kept", []))
+    known = [Row("kept by itself", "ok", name) for name in kept]
     differences = dict.fromkeys(text for check in checks for text in check["differences"])
     if differences:
         advice = "a restart would go on otherwise: keep it in state_dict() or in jitckpt.init(extra=...)"
-        return [Row("self-check", "problem", text, advice) for text in differences]
+        return [*known, *(Row("self-check", "problem", text, advice) for text in differences)]
     skipped = dict.fromkeys(text for check in checks for text in check["skipped"])
-    rows = [Row("self-check", "warning", text, "rehearse it: jitckpt verify") for text in skipped]
+    rows = [*known, *(Row("self-check", "warning", one, "rehearse it: jitckpt verify") for one in skipped)]
     whole = [check for check in checks if not check["skipped"]]
     if whole:
         most = max(whole, key=lambda check: int(check["bytes"]))

@@ -153,6 +153,7 @@ def begin(
             shards=None if shard is None else shard[1],
             save_every=environment.SAVE_EVERY.get(),
             self_check=None if shard is None else False,  # it restores no shards
+            keep_found=False,  # the framework's own resume has what this is not given
         )
     except CheckpointError:
         raise

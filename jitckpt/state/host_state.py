@@ -27,6 +27,7 @@ from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel, tensors_seen, trackers
+from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
 from jitckpt.state.optimizer_state import (
     OptimizerPart,
     OptimizerState,
@@ -454,8 +455,12 @@ class HostState:
         device: torch.device | None,
         loop: Loop | None = None,
         wrappers: Mapping[int, Sequence[object]] | None = None,
+        kept: Kept = NOTHING,
     ) -> None:
-        """wrappers: what lies around an optimizer, by its id(), and may have attributes that change."""
+        """wrappers: what lies around an optimizer, by its id(), and may have attributes that change.
+
+        kept: what is kept though it was not given.
+        """
         self.loop = loop
         self.model = None if model is None else ModelState(model)
         self.optimizers: list[OptimizerState] = []
@@ -463,8 +468,10 @@ class HostState:
         self.given: list[Optimizer] = []  # `optimizers` are these and those that they have inside
         for optimizer in optimizers:
             self.add_optimizer(optimizer)
-        self.schedulers = [SchedulerState(scheduler) for scheduler in schedulers]
-        self.scaler = scaler
+        self.kept = kept
+        every = [*schedulers, *kept.schedulers.values()]
+        self.schedulers = [SchedulerState(scheduler) for scheduler in every]
+        self.scaler = kept.scaler if scaler is None else scaler
         self.extra = extra
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
@@ -652,17 +659,61 @@ class HostState:
 
     def restore_schedules(self, document: Mapping[str, Json], progress: Mapping[str, Any]) -> None:
         """Put back schedulers and scaler, and step schedulers as often as the save says is due."""
-        _check_count("schedulers", len(self.schedulers), len(progress["schedulers"]))
-        for scheduler, state in zip(self.schedulers, progress["schedulers"], strict=True):
-            scheduler.restore(state)
-        for scheduler, due in zip(self.schedulers, document["scheduler_steps_due"], strict=True):
-            scheduler.step(due)
+        saved = [
+            (scheduler, place)
+            for scheduler, place in zip(self.schedulers, self._places(document), strict=True)
+            if place is not None
+        ]
+        for scheduler, place in saved:
+            scheduler.restore(progress["schedulers"][place])
+        for scheduler, place in saved:
+            scheduler.step(document["scheduler_steps_due"][place])
         saved_scaler = document["scaler"]
-        if (saved_scaler is None) != (self.scaler is None):
+        was_given = not (self.kept.scaler or document.get("kept", {}).get("scaler"))
+        if (saved_scaler is None) != (self.scaler is None) and was_given:
             there, here = ("no", "one") if saved_scaler is None else ("a", "none")
             raise CheckpointError(f"The save has {there} gradient scaler; jitckpt.init was given {here}.")
-        if saved_scaler:
+        if saved_scaler and self.scaler is not None:
             self.scaler.load_state_dict(saved_scaler)
+
+    def usual_scheduler_steps(self, document: Mapping[str, Json]) -> list[int]:
+        """Return how often each scheduler was stepped after every optimizer step as a save was made."""
+        usual = document["usual_scheduler_steps"]
+        return [0 if place is None else usual[place] for place in self._places(document)]
+
+    def stepped_since(self, counts: Sequence[int]) -> dict[str, int]:
+        """Return how many steps those that were not given have made beyond one. counts: as counts() said."""
+        given = len(self.schedulers) - len(self.kept.schedulers)
+        made = [now - before for now, before in zip(self.counts(), counts, strict=True)][given:]
+        return {name: steps for name, steps in zip(self.kept.schedulers, made, strict=True) if steps > 1}
+
+    def unlike_saved(self, document: Mapping[str, Json]) -> list[str]:
+        """Return sentences on what is kept without having been given, if the save has other such things."""
+        saved, own = names_in(document.get("kept", {})), self.kept.names()
+        if document["scaler"] is not None and self.scaler is not None:
+            saved, own = [*saved, SCALER], [*own, SCALER]  # given or not
+        lacking, unknown = sorted({*own} - {*saved}), sorted({*saved} - {*own})
+        without = (
+            f"The save has no state of {', '.join(lacking)}, which jitckpt.init was not given: it is as the "
+            "script builds it, so this run may differ from an undisturbed one."
+        )
+        other = (
+            f"The save has the state of {', '.join(unknown)}, which is not there as jitckpt.init is "
+            "called: it is put into nothing. Build it before jitckpt.init, as in the start that has saved."
+        )
+        return [*([without] if lacking else []), *([other] if unknown else [])]
+
+    def _places(self, document: Mapping[str, Json]) -> list[int | None]:
+        """Return which of the save's schedulers each one is; None for one that it has not.
+
+        Raises CheckpointError if jitckpt.init was given more or fewer of them.
+        """
+        found = document.get("kept", {}).get("schedulers", [])
+        given = len(self.schedulers) - len(self.kept.schedulers)
+        saved = len(document["scheduler_steps_due"]) - len(found)
+        _check_count("schedulers", given, saved)
+        places = {name: saved + number for number, name in enumerate(found)}
+        return [*range(given), *(places.get(name) for name in self.kept.schedulers)]
 
     def restore_progress(self, progress: Encoded) -> None:
         """Put hyperparameters and schedulers back to what `progress` said."""

@@ -185,7 +185,7 @@ class SelfCheck(WorkerMessage):
     """What a save after `step` would hold was restored into copies of the objects, and compared with them.
 
     tensors, bytes: what was compared. seconds: of another thread; held_up: of the training's. differences:
-    clauses. skipped: what was not checked, and why.
+    clauses. skipped: what was not checked, and why. kept: what jitckpt keeps without having been given it.
     """
 
     type = "self_check"
@@ -197,9 +197,10 @@ class SelfCheck(WorkerMessage):
     held_up: float
     differences: list[Any]
     skipped: list[Any]
+    kept: list[Any] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        for name in ("differences", "skipped"):
+        for name in ("differences", "skipped", "kept"):
             texts = [shortened(str(text), 500) for text in getattr(self, name)[:8]]
             object.__setattr__(self, name, texts)
 

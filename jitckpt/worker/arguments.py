@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 from jitckpt.saves.layout import Identity
 from jitckpt.state import parallel
 from jitckpt.state.host_state import Stateful
+from jitckpt.state.kept import NOTHING, Kept
 from jitckpt.wire import environment
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
@@ -37,7 +38,8 @@ class Arguments:
     """What a job consists of, and how it is to be protected.
 
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
-    is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks.
+    is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks. kept:
+    what is kept though it was not given.
     """
 
     root: Path
@@ -54,6 +56,7 @@ class Arguments:
     local_state_limit: int
     self_check: str
     accumulation: int = 1
+    kept: Kept = NOTHING
 
 
 def listed(what: str, given: Any, kind: type) -> list[Any]:

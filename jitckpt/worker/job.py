@@ -13,6 +13,7 @@ from math import gcd
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
@@ -29,7 +30,7 @@ from jitckpt.saves import directory_lock, folders, start_record, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
-from jitckpt.state import host_state
+from jitckpt.state import host_state, kept
 from jitckpt.state.host_state import HostState, Stateful
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.shards import Layout
@@ -79,6 +80,7 @@ def init(
     self_check: bool | None = None,
     memory: str | Mapping[str, Any] | None = None,
     accumulation: int = 1,
+    keep_found: bool = True,
 ) -> "Job":
     """Protect this rank's training; call it once, when all that it is given is built and on its device.
 
@@ -117,6 +119,9 @@ def init(
             (MiB) and keep (seconds), as for the options of these names.
         accumulation: how many micro-batches each rank makes in an optimizer step when no host is missing;
             while some are (`jitckpt run --min-hosts`) job.accumulation_steps says how many.
+        keep_found: where jitckpt saves by itself, keep also what it was not given and finds as it is called:
+            torch's schedulers of these optimizers, and a GradScaler. False for a script that brings them
+            back itself.
 
     Returns:
         The job. Take its epochs, batches or steps in the place of your own.
@@ -135,6 +140,7 @@ def init(
     arguments.check(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
     arguments.check_accumulation(accumulation)
     wanted = memory_wanted.by_script("off" if memory is None else memory)
+    finds = keep_found and save_checkpoint is None
     root = directory.root_of(checkpoint_dir)
     identity, layout = _who(root, model, optimizers, arguments.said_shard(shard, shards))
     needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, identity.shards))
@@ -154,6 +160,7 @@ def init(
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
+            kept=kept.find(optimizers, schedulers, scaler, extra) if finds else kept.NOTHING,
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
         memory=needed,
@@ -161,11 +168,9 @@ def init(
     if _base_of_next_job is not None:
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
-    if identity.rank == 0:
-        _tell_of_batch(_current, accumulation)
-        _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
-        if save_every is None and (risk := _risk(_current, layout, save_checkpoint)):
-            _current._reporter.warn(risk)
+    _tell_of_batch(_current, accumulation)
+    _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
+    _tell_of_risk(_current, layout, save_checkpoint, save_every)
     return _current
 
 
@@ -232,16 +237,7 @@ class Job:
         self._variables = self._make_variables(given, said, of_epochs=False)
         self._loop = self._make_loop(given, self._make_variables(given, said, of_epochs=True))
         device, problem = arguments.device_of(given.model)
-        self._host = HostState(
-            model=given.model,
-            optimizers=given.optimizers,
-            wrappers=given.wrappers,
-            schedulers=given.schedulers,
-            scaler=given.scaler,
-            extra=given.extra,
-            device=device,
-            loop=self._loop,
-        )
+        self._host = _host_of(given, device, self._loop)
         self._host.progress()  # whatever can't be saved is refused here and now
         if environment.FULL_WORLD.get():
             resharding.refuse_if_never_cut(self._host, has_save_function=given.save_function is not None)
@@ -279,7 +275,7 @@ class Job:
         return ScriptVariables(
             [
                 *(given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self),
-                *wrappers,
+                *(*wrappers, *given.kept.objects()),
             ],
             given.extra,
             lambda: self._protection.step,
@@ -626,6 +622,20 @@ def _who(
     return identity, layout
 
 
+def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostState:
+    return HostState(
+        model=given.model,
+        optimizers=given.optimizers,
+        wrappers=given.wrappers,
+        schedulers=given.schedulers,
+        scaler=given.scaler,
+        extra=given.extra,
+        device=device,
+        loop=loop,
+        kept=given.kept,
+    )
+
+
 def _warn(text: str) -> None:
     warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=4)
 
@@ -647,7 +657,7 @@ def _tell_of_batch(job: "Job", accumulation: int) -> None:
     """While hosts are missing: say what becomes of the global batch."""
     ranks = job.identity.world_size
     everyone = _all_ranks(ranks)
-    if ranks == everyone:
+    if ranks == everyone or job.identity.rank != 0:
         return
     part = elastic.part_of_batch(accumulation, everyone, ranks)
     here = f"{ranks} of {everyone} ranks are here, and"
@@ -675,6 +685,8 @@ def _dividing(accumulation: int, everyone: int, ranks: int) -> int:
 
 def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_replicated: bool) -> None:
     """Say why there is nothing in the memory tier, where somebody might think so."""
+    if job.identity.rank != 0:
+        return
     is_automatic = "auto" in (environment.MEMORY_TIER.get(), by_script.mode)
     if is_automatic and needed is None and is_replicated and environment.RESTART.get() == 0:
         say(
@@ -686,6 +698,13 @@ def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_
             "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
             "mode, where --memory-tier off does not say otherwise."
         )
+
+
+def _tell_of_risk(
+    job: "Job", layout: Layout | None, save_function: SaveFunction | None, save_every: int | None
+) -> None:
+    if job.identity.rank == 0 and save_every is None and (risk := _risk(job, layout, save_function)):
+        job._reporter.warn(risk)
 
 
 def _risk(job: "Job", layout: Layout | None, save_function: SaveFunction | None) -> str | None:

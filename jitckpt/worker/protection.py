@@ -101,6 +101,11 @@ CARRIED_GRADIENTS = (
     "(optimizer.zero_grad()); what is to be carried on, keep in the optimizer's momentum, or in buffers of "
     "the model (register_buffer) that you add to the gradients."
 )
+STEPPED_BY_SCRIPT = (
+    "The script makes {count} steps of {name} between the restore and the first forward pass. jitckpt.init "
+    "was not given it, and has put it back all the same: its rate is another now than an undisturbed run's. "
+    "Leave these steps out, or give jitckpt.init keep_found=False."
+)
 IRREGULAR = (
     "A scheduler is not stepped after every optimizer step. If a failure comes between an optimizer step and "
     "the scheduler's, and no other rank comes to the latter within seconds, the restart can't make that up. "
@@ -180,6 +185,7 @@ class Protection:
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
     _base = 0
+    _counts_restored: Sequence[int] = ()  # of schedulers' steps, until the first forward pass has ended
     _nothing_saved_before = False
     off: str | None = None  # why no state is saved any more
     _first_step_reported = False
@@ -413,6 +419,7 @@ class Protection:
     def set_base(self, step: int, path: Path | None) -> None:
         """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
+        self._counts_restored = self._host.counts() if step else ()
         self._saver.restored(step, path)
         self._hooks.step = step
         self._native.set_base(step)
@@ -568,6 +575,10 @@ class Protection:
     def _forward_ended(self, step: int) -> None:
         if self._draws.is_looking:
             self._draws.forward_ended()
+        if self._counts_restored:
+            for name, count in self._host.stepped_since(self._counts_restored).items():
+                self._reporter.warn_on_first(STEPPED_BY_SCRIPT.format(name=name, count=count))
+            self._counts_restored = ()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
         if self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:

@@ -148,7 +148,7 @@ def load(
     """
     state = put_shared(saved, host)
     document, _ = state.first
-    history.expect_scheduler_steps(document["usual_scheduler_steps"])
+    history.expect_scheduler_steps(host.usual_scheduler_steps(document))
     parts = _local(saved, root, identity, host)
     _complete_modules(parts, state, host)
     host.restore_local(parts)
@@ -157,6 +157,7 @@ def load(
     if identity.world_size <= other.world_size:
         beyond = "those of ranks that there are no more are left out"
     told = NOTE.format(step=saved.step, saved=_in_words(other), here=_in_words(identity), beyond=beyond)
+    told = " ".join([told, *host.unlike_saved(document)])
     return parts, told + (UNSETTLED if document["unsettled"] else "")
 
 

@@ -49,7 +49,9 @@ def load(
     saved = choice.in_memory or folders.read(choice.save)
     document, tensors = saved.document, saved.tensors
     put_shared(choice, host, saved)
-    history.expect_scheduler_steps(document["usual_scheduler_steps"])
+    history.expect_scheduler_steps(host.usual_scheduler_steps(document))
+    for sentence in host.unlike_saved(document):
+        reporter.warn_on_first(sentence)
     if document["unsettled"] and not made_up:
         reporter.warn(
             f"The failure came after step {choice.step}, and perhaps before the next minibatch. What the "

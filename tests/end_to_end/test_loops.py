@@ -116,6 +116,26 @@ def gradients():
     return model, [optimizer]
 
 
+def found():
+    # A scheduler and a scaler that init is not given.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    scaler = torch.amp.GradScaler("cuda", init_scale=4.0, growth_interval=2)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((4, 8), 0.1 * step).cuda()).square().mean()).backward()
+        reduce(model)
+        at("reduced")
+        scaler.step(optimizer)
+        scaler.update()
+        at("updated")
+        scheduler.step()
+    model.register_buffer("scale", torch.tensor([scaler.get_scale(), scheduler.last_epoch]))
+    return model, [optimizer]
+
+
 def batches():
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
     replicated = DistributedDataParallel(model)
@@ -219,6 +239,7 @@ def ends(out: str) -> list[str]:
     [
         ("adversaries", {"step:4": 4, "step:9": 9}),
         ("gradients", {"step:6": 6, "scheduled:2": 8}),
+        ("found", {"reduced:6": 6, "updated:9": 9}),
         ("average", {"forward:5": 4, "forward:10": 9}),
         ("noise", {"drawn:8": 8}),
         ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),

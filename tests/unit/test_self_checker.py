@@ -98,6 +98,9 @@ def test_doctor_says_what_the_check_has_found() -> None:
     lost = check(1, differences=["counter (not restored)"])
     (row,) = checks.check_self_checks([check(0), lost, lost])
     assert (row.state, row.found) == ("problem", "counter (not restored)")
+    rows = checks.check_self_checks([lost | {"kept": ["a GradScaler"]}, lost])
+    assert [(row.check, row.state) for row in rows] == [("kept by itself", "ok"), ("self-check", "problem")]
+    assert rows[0].found == "a GradScaler"
     skipped = check(0, skipped=["nothing was restored"])
     assert [row.state for row in checks.check_self_checks([skipped])] == ["warning"]
 

@@ -388,6 +388,7 @@ def document_of(
         "usual_scheduler_steps": history.usual_scheduler_steps,
         "unsettled": history.may_lack(step),
         "scaler": host.scaler_state(snapshot.scaler_update_due),
+        "kept": host.kept.document(),
         "at_boundary": not history.waits_for_boundary or history.is_settled(step),
         "local": local,
         "frozen": list(snapshot.shared.held.frozen),

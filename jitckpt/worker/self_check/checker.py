@@ -114,6 +114,7 @@ class SelfChecker:
                 optimizers=self._optimizers,
                 schedulers=self._schedulers,
                 scaler=host.scaler,
+                kept=[*host.kept.schedulers],
                 limit=limit,
             )
             self._names, self._sampled = self._fresh.names, self._fresh.sampled
@@ -287,6 +288,7 @@ class SelfChecker:
                 held_up=begun.seconds,
                 differences=[*clauses, *([apart] if apart else [])],
                 skipped=self._skipped,
+                kept=self._host.kept.names(),
             )
         )
 

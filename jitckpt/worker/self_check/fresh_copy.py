@@ -19,6 +19,7 @@ from jitckpt.encoding import strides
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState, Stateful
+from jitckpt.state.kept import Kept
 from jitckpt.worker.self_check.comparison import Described, TooManyError
 
 _HOOKS = "_optimizer_"  # begins the names of the attributes with an optimizer's hooks
@@ -36,9 +37,12 @@ class FreshCopy:
         optimizers: Sequence[Optimizer],
         schedulers: Sequence[Stateful],
         scaler: Any,
+        kept: Sequence[str] = (),
         limit: int | None,
     ) -> None:
-        """limit: bytes of tensors of which the values are kept and compared, the smallest first; None: all.
+        """kept: what the last of the schedulers are called, as far as jitckpt.init was not given them.
+
+        limit: bytes of tensors of which the values are kept and compared, the smallest first; None: all.
 
         Raises TypeError if some of it can't be copied, saying what.
         """
@@ -60,13 +64,15 @@ class FreshCopy:
         self.optimizers: list[Optimizer] = copied[0]
         self.schedulers: list[Stateful] = copied[1]
         self.scaler: Any = copied[2][0]
+        given = len(self.schedulers) - len(kept)
         self.host = HostState(
             model=self.copy,
             optimizers=self.optimizers,
-            schedulers=self.schedulers,
+            schedulers=self.schedulers[:given],
             scaler=self.scaler,
             extra=None,
             device=None,
+            kept=Kept(dict(zip(kept, copied[1][given:], strict=True))),
         )
         self._built = [_entries(parallel.own_state(one)) for one in self.optimizers]
 
