@@ -13,6 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from jitckpt.encoding.tree_codec import Json, to_json
 from jitckpt.errors import CheckpointError
+from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept import NOTHING, SCALER, Kept, find
 from jitckpt.worker.saving.history import History
@@ -22,8 +23,15 @@ STEP_LR = "the scheduler of optimizer 0, StepLR"
 
 
 @pytest.fixture(autouse=True)
-def _nothing_of_other_tests() -> None:
+def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
+    others = parallel.all_of(LRScheduler, GradScaler)  # that other tests' modules hold
+
+    def all_of(*kinds: type) -> list[Any]:
+        return [one for one in every_of(*kinds) if all(one is not other for other in others)]
+
+    every_of = parallel.all_of
+    monkeypatch.setattr(parallel, "all_of", all_of)
 
 
 def optimizer_of() -> torch.optim.Optimizer:
