@@ -385,10 +385,10 @@ class TrainingHooks:
         hooks, original = self, GradScaler.step
 
         def step(self: GradScaler, optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-            before = (hooks.step, len(hooks._stepped), hooks.watched)
+            before = (hooks.step, hooks._turns, len(hooks._stepped), hooks.watched)
             hooks.found_scaler = self
             result = original(self, optimizer, *args, **kwargs)
-            if before == (hooks.step, len(hooks._stepped), hooks.watched):
+            if before == (hooks.step, hooks._turns, len(hooks._stepped), hooks.watched):
                 hooks._skipped(optimizer)
             return result
 

@@ -246,6 +246,24 @@ def test_a_scaler_that_was_not_given_is_found_and_what_it_skips_counts(
     assert GradScaler.step is original
 
 
+def test_with_boundaries_a_step_by_a_scaler_that_was_not_given_is_one_step(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer, scaler = sgd(model), GradScaler("cpu")
+    hooks = TrainingHooks(told, model=model, optimizers=[optimizer], every_scaler=True)
+    attached.append(hooks)
+    hooks.boundary()
+    for step, value in enumerate((1.0, float("inf"), 1.0), start=1):
+        optimizer.zero_grad()
+        scaler.scale(model(torch.full((1, 2), value)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        hooks.boundary()
+        assert hooks.step == step
+    assert ("several", 0) not in told.take()
+
+
 def test_without_a_model_the_outermost_module_tells_the_phases(
     told: Told, attached: list[TrainingHooks]
 ) -> None:
