@@ -16,6 +16,7 @@ import copy, hashlib, os, random, signal, sys, time
 import torch
 from torch import distributed as dist, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, Dataset
 import jitckpt
 
@@ -136,6 +137,24 @@ def found():
     return model, [optimizer]
 
 
+def averaged():
+    # Of more bytes than a rank keeps for itself.
+    model = nn.Sequential(nn.Linear(8, 60000), nn.Tanh(), nn.Linear(60000, 1)).cuda()
+    kept = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    job = jitckpt.init(model=nn.ModuleList([model, kept]), optimizer=optimizer)
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        loss = model(torch.full((4, 8), 0.1 * step).cuda()).square().mean()
+        at("forward")
+        loss.backward()
+        reduce(model)
+        optimizer.step()
+        kept.update_parameters(model)
+        at("updated")
+    return nn.ModuleList([model, kept]), [optimizer]
+
+
 def batches():
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
     replicated = DistributedDataParallel(model)
@@ -241,6 +260,7 @@ def ends(out: str) -> list[str]:
         ("gradients", {"step:6": 6, "scheduled:2": 8}),
         ("found", {"reduced:6": 6, "updated:9": 9}),
         ("average", {"forward:5": 4, "forward:10": 9}),
+        ("averaged", {"forward:5": 4}),
         ("noise", {"drawn:8": 8}),
         ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),
     ],

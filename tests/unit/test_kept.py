@@ -130,6 +130,7 @@ def test_they_come_back_by_their_names_and_a_step_that_was_due_is_made() -> None
     assert document["kept"] == {"schedulers": [STEP_LR], "scaler": True}
     again = optimizer_of()
     here = [lr_scheduler.ExponentialLR(again, 0.5), lr_scheduler.StepLR(again, 1, gamma=0.1)]
+    again.step()
     new_scaler = GradScaler("cpu", init_scale=2.0)
     found = find([optimizer, again], [exponential, stepped, here[0]], scaler, None)
     assert found.names() == ["the scheduler of optimizer 1, StepLR"]
