@@ -35,7 +35,7 @@ HIGH = 500  # no process of a test has so many descriptors
 PR_SET_CHILD_SUBREAPER = 36
 # What is not read by a library when it is loaded, and may so differ from job to job.
 RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
-LATER = (*RANKS, "JITCKPT_", "SOFTGPU_DEVICES", "TEST_", "TMPDIR")
+LATER = (*RANKS, "JITCKPT_", "SOFTGPU_", "TEST_", "TMPDIR")
 
 Popen = subprocess.Popen[str]
 START = spare_template._start
@@ -133,9 +133,8 @@ class ForkServers:
 
     def server_for(self, command: Sequence[str], environment: Mapping[str, str]) -> "ForkServer | None":
         """Return the server for a launcher's command, None where it has to be a process of its own."""
-        if command[0] != sys.executable or (command[1] not in ("-c", "-m") and command[1].startswith("-")):
-            return None
-        if "run" not in command or "softgpu" not in command:
+        runs = "run" in command or "torch.distributed.run" in command
+        if command[0] != sys.executable or not runs or "cuda" in command:
             return None
         several = "--nproc-per-node" in command and command[command.index("--nproc-per-node") + 1] != "1"
         return self._server(environment, transparent="transparent" in command, several=several)
