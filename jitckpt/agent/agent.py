@@ -315,6 +315,10 @@ class Agent(LocalElasticAgent):
         elif not self._starting:
             raise signal_exception(signum)
 
+    def _heed_signals(self) -> None:
+        if self._signals:
+            raise signal_exception(self._signals[0])
+
     def _on_notice(self, signum: int, _frame: FrameType | None) -> None:
         """Preemption is near: have the state saved beside the training."""
         if self._processes is not None:
@@ -324,6 +328,7 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
+        self._heed_signals()  # that came when the last ranks had just ended
         spec = worker_group.spec
         self._check_health(worker_group, again=processes is not None)
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
@@ -672,8 +677,7 @@ class Agent(LocalElasticAgent):
             )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._signals:
-            raise signal_exception(self._signals[0])
+        self._heed_signals()
         spec = worker_group.spec
         if self._hosts is None:
             self._note_start(Path(self._directory()) if self._directory() else None)

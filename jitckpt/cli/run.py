@@ -377,8 +377,18 @@ def _status_of(error: HostsError | RendezvousConnectionError | OSError) -> int:
 
 
 def _has_saved(events: Sequence[Event], restart: int) -> bool:
-    """Return whether a start that was ended by a signal has left its state in files."""
-    return any(event["event"] in SAVES and event["restart"] == restart for event in events)
+    """Return whether the job, ended by a signal in this start, has left its state in files.
+
+    A start that came to no step of its own has lost nothing of what the start before it, or the command
+    before this one, had left there.
+    """
+    for start in range(restart, -1, -1):
+        of_start = [event for event in events if event["restart"] == start]
+        if any(event["event"] in SAVES for event in of_start):
+            return True
+        if any(event["event"] == "first_step" for event in of_start):
+            return False
+    return any(event["event"] == "restored" and not event["in_memory"] for event in events)
 
 
 def _note_finished(directory: Path, start: int) -> None:
