@@ -558,6 +558,7 @@ class Agent(LocalElasticAgent):
             agent=self._lasting.agent,
             stuck=self._stuck(),
             domains=() if memory is None else memory.domains,
+            domains_by="" if memory is None else memory.domains_by,
             memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
             memory_address="" if memory is None else memory.address,
             memory_port=memory_port,

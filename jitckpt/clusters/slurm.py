@@ -9,6 +9,7 @@ from jitckpt.errors import HostsError
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
 SECONDS = 30.0  # for Slurm's answers
+SHARED = ("switch", "block")  # what Slurm names of a network that may take all its nodes with it
 HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 jitckpt run --slurm ..."
 
 
@@ -46,6 +47,26 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep:
         port=FIRST_PORT + (int(job) * 7 + int(step)) % PORTS,
         gpus=int(gpus) if gpus.isdigit() else None,
     )
+
+
+def domain_of(environment: Mapping[str, str]) -> str:
+    """Return what this node fails with: its leaf switch, or its block; "" if Slurm tells of no network.
+
+    SLURM_TOPOLOGY_ADDR has a name, and the pattern what that is, for each level down to the node: s0.s4.n17
+    and switch.switch.node. A level is empty where a node has no switch there, and a host list, such as
+    s[4-5], where it has several. A node without either stands by itself.
+    """
+    if "SLURM_STEP_ID" not in environment:  # who has the variables from another node by ssh or mpirun
+        return ""
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    names = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if len(names) < len(kinds) or kinds[-1] != "node" or not names[-1]:
+        return ""
+    if names[-1] != environment.get("SLURMD_NODENAME", names[-1]):
+        return ""  # of another node; or a name has dots, and it can't be told where it ends
+    if len(kinds) > 1 and kinds[-2] in SHARED and names[-2]:
+        return f"{kinds[-2]} {names[-2]}"
+    return f"node {names[-1]}"
 
 
 def first_host(step: SlurmStep) -> str:
