@@ -613,8 +613,8 @@ def _make_slurm(args: argparse.Namespace) -> None:
     if step.nodes == 1:
         args.standalone = True
         return
-    if step.node == 0 and (why := slurm.ends_healthy_ranks(os.environ)):
-        say(why)
+    for warning in slurm.warnings(os.environ) if step.node == 0 else ():
+        say(warning)
     args.rdzv_id = step.name
     place = step.node if step.node < hosts else None  # the others stand by
     if args.coordination is None:
