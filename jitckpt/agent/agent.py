@@ -352,8 +352,9 @@ class Agent(LocalElasticAgent):
                     wait, left = self._settings.wait, len(before.all) - len(gone)
                     most = timeout if wait is None or left < self._config.min_nodes else wait
                     say(f"waiting for others in the place of {places}, for at most {most:g} s.")
-            deadline = time.monotonic() + timeout
+            deadline = 0.0
             while not self._come_together(worker_group):
+                deadline = deadline or time.monotonic() + timeout  # a host may have stood by for hours before
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
             if before is not None and processes is not None:

@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -239,6 +240,23 @@ def test_a_signal_that_came_when_the_ranks_had_just_ended_is_not_forgotten() -> 
     agent._on_signal(signal.SIGTERM, None)
     with pytest.raises(SignalException, match="got signal: 15"):
         agent._rendezvous(SimpleNamespace(spec=None))
+
+
+def test_who_has_stood_by_for_long_gets_the_time_of_all_to_meet() -> None:
+    """Its first meeting may fail, as a second host is lost; the time counts from there."""
+    agent: Any = Agent.__new__(Agent)
+    agent._config = LaunchConfig(2, 2, 1, rdzv_configs={"join_timeout": 0.5})
+    agent._settings = SimpleNamespace(health_check=None)
+    agent._signals, agent._processes, agent._hosts = [], None, None
+    met = iter([False, True])
+
+    def come_together(_: object) -> bool:
+        time.sleep(1.0)
+        return next(met)
+
+    agent._come_together = come_together
+    agent._rendezvous(SimpleNamespace(spec=None))
+    assert list(met) == []
 
 
 def test_hosts_that_know_nothing_of_the_job_do_not_begin_without_all() -> None:
