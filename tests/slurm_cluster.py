@@ -33,6 +33,7 @@ SlurmctldLogFile={folder}/slurmctld.log
 SlurmdLogFile={folder}/slurmd-%n.log
 ProctrackType=proctrack/pgid
 TaskPlugin=task/none
+TopologyPlugin=topology/tree
 SelectType=select/cons_tres
 SelectTypeParameters=CR_Core
 SchedulerParameters=batch_sched_delay=0,sched_interval=1,bf_interval=1
@@ -53,7 +54,10 @@ PartitionName=urgent Nodes=ALL State=UP MaxTime=INFINITE PriorityTier=2 PreemptM
 
 @dataclass
 class Slurm:
-    """Its nodes are n0, n1 ..., each on a host of its own; what talks to it has to be on host 0."""
+    """Its nodes are n0, n1 ..., each on a host of its own; what talks to it has to be on host 0.
+
+    Each two are under one switch: s0, s1 ...
+    """
 
     folder: Path
     hosts: Namespaces
@@ -117,6 +121,9 @@ def slurm(folder: Path, hosts: Namespaces, kill_on_bad_exit: int = 0) -> Iterato
         place = f"NodeAddr=10.79.0.{node + 1} Port={17000 + node}"
         text += f"NodeName=n{node} NodeHostname={host} {place} CPUs=2\n"
     (folder / "slurm.conf").write_text(text)
+    switches = [f"SwitchName=s{node // 2} Nodes=n[{node}-{node + 1}]\n" for node in range(0, nodes, 2)]
+    top = f"SwitchName=top Switches=s[0-{len(switches) - 1}]\n"
+    (folder / "topology.conf").write_text("".join([*switches, top]))
     (folder / "state").mkdir()
     key = folder / "munge.key"
     key.touch(mode=0o600)

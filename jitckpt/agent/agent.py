@@ -315,6 +315,10 @@ class Agent(LocalElasticAgent):
         elif not self._starting:
             raise signal_exception(signum)
 
+    def _heed_signals(self) -> None:
+        if self._signals:
+            raise signal_exception(self._signals[0])
+
     def _on_notice(self, signum: int, _frame: FrameType | None) -> None:
         """Preemption is near: have the state saved beside the training."""
         if self._processes is not None:
@@ -324,6 +328,7 @@ class Agent(LocalElasticAgent):
 
     def _rendezvous(self, worker_group: Any) -> None:
         processes, self._processes = self._processes, None  # a signal ends the agent at once while it waits
+        self._heed_signals()  # that came when the last ranks had just ended
         spec = worker_group.spec
         self._check_health(worker_group, again=processes is not None)
         if processes is not None and self._config.max_nodes == 1 and spec.rdzv_handler.use_agent_store:
@@ -347,8 +352,9 @@ class Agent(LocalElasticAgent):
                     wait, left = self._settings.wait, len(before.all) - len(gone)
                     most = timeout if wait is None or left < self._config.min_nodes else wait
                     say(f"waiting for others in the place of {places}, for at most {most:g} s.")
-            deadline = time.monotonic() + timeout
+            deadline = 0.0
             while not self._come_together(worker_group):
+                deadline = deadline or time.monotonic() + timeout  # a host may have stood by for hours before
                 if time.monotonic() > deadline:
                     raise RendezvousTimeoutError("hosts or stores were lost again and again")
             if before is not None and processes is not None:
@@ -553,6 +559,7 @@ class Agent(LocalElasticAgent):
             agent=self._lasting.agent,
             stuck=self._stuck(),
             domains=() if memory is None else memory.domains,
+            domains_by="" if memory is None else memory.domains_by,
             memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
             memory_address="" if memory is None else memory.address,
             memory_port=memory_port,
@@ -672,8 +679,7 @@ class Agent(LocalElasticAgent):
             )
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        if self._signals:
-            raise signal_exception(self._signals[0])
+        self._heed_signals()
         spec = worker_group.spec
         if self._hosts is None:
             self._note_start(Path(self._directory()) if self._directory() else None)

@@ -22,7 +22,7 @@ from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory
 from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.holders import holders
+from jitckpt.decisions.holders import holders, in_use
 from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
@@ -46,6 +46,7 @@ from jitckpt.wire.visits import HeldShard
 
 FREE_PART = 0.8
 COLLECT_SECONDS = 30.0  # that a host which ends waits for others to have read what they need
+HOSTS_OWN = ("domains", "domains_by", "address", "directory")  # of what is wanted: no script can say it
 LOOK_SECONDS = 0.05  # between two looks at how far another host is
 
 
@@ -132,7 +133,7 @@ class MemoryTier:
         if self.wanted.mode != BY_SCRIPT or told is None:
             return self.wanted.mode != BY_SCRIPT
         with self._holding:
-            ours = {name: getattr(self.wanted, name) for name in ("domains", "address", "directory")}
+            ours = {name: getattr(self.wanted, name) for name in HOSTS_OWN}
             self.wanted = replace(told, **ours)
             if told.limit is not None:
                 self.limit = self.memory.limit = told.limit
@@ -580,4 +581,6 @@ def placement_of(hosts: Hosts, copies: int) -> Placement:
 
 def machines_of(hosts: Hosts) -> list[Machine]:
     """Return all hosts as what a state can be placed on."""
-    return [Machine(one.domains, one.memory or float("inf")) for one in hosts.all]
+    domains = in_use([one.domains for one in hosts.all], [one.domains_by for one in hosts.all])
+    memory = [one.memory or float("inf") for one in hosts.all]
+    return [Machine(*of_host) for of_host in zip(domains, memory, strict=True)]

@@ -55,6 +55,7 @@ TRY_SECONDS = 0.2  # between two of them
 PATIENCE_SECONDS = 5.0  # with a host that takes nothing
 EVENT_SECONDS = 10.0  # between two events that tell of safe steps
 ROOT = 0  # the host that counts
+FEW = 4  # failure domains that are named one by one
 
 
 @dataclass
@@ -122,9 +123,13 @@ class MemoryProtection(threading.Thread):
     def _place(self) -> None:
         placed = None if self._hosts is None else self._tier.placement(self._hosts)
         self._placed = ((0,),) if placed is None else placed.holders
-        self._domains: list[str] = []
+        self._domains: list[str] = []  # that have two copies of one state
+        self._kept_clear_of = ""
         if self._hosts is not None and placed is not None and self._tier.parity is None:
-            self._domains = shared_domains(machines_of(self._hosts), placed)
+            machines = machines_of(self._hosts)
+            self._domains = shared_domains(machines, placed)
+            by = self._hosts.all[0].domains_by or "--failure-domains"
+            self._kept_clear_of = _in_words({name for one in machines for name in one.domains}, by)
         self._holders = [host for host in self._placed[self._index] if host != self._index]
         # Of each host, those that have what its ranks had in the newest safe step, itself among them.
         self._keepers = {host: list(by) for host, by in enumerate(self._placed)}
@@ -547,7 +552,7 @@ class MemoryProtection(threading.Thread):
         return (
             f"memory tier: after {steps} the state of all {len(self._ranks)} ranks{self._cut()} is kept in "
             f"the memory of {where}, {show_size(size)} a step here; protected from step {self.safe} on, "
-            f"{self._unprotected:.1f} s after the ranks were started."
+            f"{self._unprotected:.1f} s after the ranks were started.{self._kept_clear_of}"
         )
 
     def _cut(self) -> str:
@@ -618,3 +623,12 @@ class MemoryProtection(threading.Thread):
             self._said.add(text)
             self._log.write("warning", text=text)
             say(f"{text}.")
+
+
+def _in_words(domains: Collection[str], by: str) -> str:
+    """Return a sentence on the failure domains by which copies are placed; empty if there are none."""
+    if not domains:
+        return ""
+    first = sorted(domains)[:FEW]
+    more = f" and {len(domains) - FEW} more" if len(domains) > FEW else ""
+    return f" Failure domains, by {by}: {', '.join(first)}{more}."

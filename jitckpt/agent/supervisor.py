@@ -466,6 +466,8 @@ class Supervisor(threading.Thread):
         self._change(rank, save="ended", saved_step=step)
         if self._job.whole_at is None and whole_steps(self._job.ranks):
             self._job = replace(self._job, whole_at=time.monotonic())
+            if self._job.ending_since is not None:  # without waiting for it, and said so
+                self._tell_what_is_saved()
 
     def _alarm(self, cause: str, text: str, ranks: Sequence[int] = ()) -> None:
         self._detected(cause, text, ranks)

@@ -377,8 +377,18 @@ def _status_of(error: HostsError | RendezvousConnectionError | OSError) -> int:
 
 
 def _has_saved(events: Sequence[Event], restart: int) -> bool:
-    """Return whether a start that was ended by a signal has left its state in files."""
-    return any(event["event"] in SAVES and event["restart"] == restart for event in events)
+    """Return whether the job, ended by a signal in this start, has left its state in files.
+
+    A start that came to no step of its own has lost nothing of what the start before it, or the command
+    before this one, had left there.
+    """
+    for start in range(restart, -1, -1):
+        of_start = [event for event in events if event["restart"] == start]
+        if any(event["event"] in SAVES for event in of_start):
+            return True
+        if any(event["event"] == "first_step" for event in of_start):
+            return False
+    return any(event["event"] == "restored" and not event["in_memory"] for event in events)
 
 
 def _note_finished(directory: Path, start: int) -> None:
@@ -426,7 +436,7 @@ def _fault_folder(needed: bool) -> Iterator[dict[str, str]]:
 def _check(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_hosts(args)
-    args.own_domains = _own_domains(args)
+    args.own_domains, args.domains_by = _own_domains(args)
     _check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
@@ -513,16 +523,20 @@ def _check_held(args: argparse.Namespace) -> None:
         raise ValueError(f"{option} needs nsenter, of the package util-linux")
 
 
-def _own_domains(args: argparse.Namespace) -> tuple[str, ...]:
-    """Return the failure domains that this host is in. Raises ValueError."""
+def _own_domains(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
+    """Return the failure domains that this host is in, and which scheduler names them, if no option does.
+
+    Raises ValueError.
+    """
     name = socket.gethostname()
     if args.failure_domains is None:
-        return (name,)
+        return (name,), ""
     if not args.failure_domains:
-        return ()
+        found = slurm.domain_of(os.environ)
+        return ((found,), "Slurm") if found else ((), "")
     names = list(dict.fromkeys(filter(None, (name, name.partition(".")[0], args.local_addr))))
     try:
-        return domains_of(args.failure_domains, names)
+        return domains_of(args.failure_domains, names), ""
     except InvalidInput as error:
         raise ValueError(f"--failure-domains: {error}") from error
 
@@ -599,8 +613,8 @@ def _make_slurm(args: argparse.Namespace) -> None:
     if step.nodes == 1:
         args.standalone = True
         return
-    if step.node == 0 and (why := slurm.ends_healthy_ranks(os.environ)):
-        say(why)
+    for warning in slurm.warnings(os.environ) if step.node == 0 else ():
+        say(warning)
     args.rdzv_id = step.name
     place = step.node if step.node < hosts else None  # the others stand by
     if args.coordination is None:
@@ -698,6 +712,7 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
         limit=None if args.memory_limit is None else args.memory_limit << 20,
         keep=wanted.keep if args.memory_keep is None else args.memory_keep,
         domains=args.own_domains,
+        domains_by=args.domains_by,
         address=args.memory_interface or "",
         directory=args.memory_spill,
     )

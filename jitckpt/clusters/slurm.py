@@ -1,14 +1,17 @@
 """What Slurm says of the step that an agent was started in, by `srun` with one task on each node."""
 
+import shutil
 import socket
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from jitckpt.errors import HostsError
 
 FIRST_PORT, PORTS = 20000, 10000  # below those that Linux gives away by itself
 SECONDS = 30.0  # for Slurm's answers
+SHARED = ("switch", "block")  # what Slurm names of a network that may take all its nodes with it
 HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 jitckpt run --slurm ..."
 
 
@@ -48,6 +51,26 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep:
     )
 
 
+def domain_of(environment: Mapping[str, str]) -> str:
+    """Return what this node fails with: its leaf switch, or its block; "" if Slurm tells of no network.
+
+    SLURM_TOPOLOGY_ADDR has a name, and the pattern what that is, for each level down to the node: s0.s4.n17
+    and switch.switch.node. A level is empty where a node has no switch there, and a host list, such as
+    s[4-5], where it has several. A node without either stands by itself.
+    """
+    if "SLURM_STEP_ID" not in environment:  # who has the variables from another node by ssh or mpirun
+        return ""
+    kinds = environment.get("SLURM_TOPOLOGY_ADDR_PATTERN", "").split(".")
+    names = environment.get("SLURM_TOPOLOGY_ADDR", "").split(".", len(kinds) - 1)
+    if len(names) < len(kinds) or kinds[-1] != "node" or not names[-1]:
+        return ""
+    if names[-1] != environment.get("SLURMD_NODENAME", names[-1]):
+        return ""  # of another node; or a name has dots, and it can't be told where it ends
+    if len(kinds) > 1 and kinds[-2] in SHARED and names[-2]:
+        return f"{kinds[-2]} {names[-2]}"
+    return f"node {names[-1]}"
+
+
 def first_host(step: SlurmStep) -> str:
     """Return where the step's first node can be reached. Raises HostsError if Slurm does not say it."""
     name = _asked("show", "hostnames", step.node_list).split()[0]
@@ -59,18 +82,89 @@ def first_host(step: SlurmStep) -> str:
     return name
 
 
-def ends_healthy_ranks(environment: Mapping[str, str]) -> str:
-    """Return why Slurm would end all agents when one fails, as a sentence; empty if nothing says so."""
-    wanted = environment.get("SLURM_KILL_BAD_EXIT")
+def warnings(environment: Mapping[str, str]) -> list[str]:
+    """Return, as sentences, when Slurm would end what could go on; none if it tells nothing.
+
+    For the step's first node, which mostly has srun, too. It is no reason not to start.
+    """
+    try:
+        srun = _srun(environment)
+        found = [_ends_healthy_ranks(environment, srun), _ends_with_a_node(environment, srun)]
+    except HostsError:
+        return []
+    return [sentence for sentence in found if sentence]
+
+
+def _ends_healthy_ranks(environment: Mapping[str, str], srun: Sequence[str] | None) -> str:
+    """Return why Slurm would end all agents when one fails; empty if nothing says so."""
+    wanted = _value_of(srun or (), "--kill-on-bad-exit", "-K")
+    if wanted is None:
+        wanted = environment.get("SLURM_KILL_BAD_EXIT")
     if wanted is None:
         lines = (line.partition("=") for line in _asked("show", "config").splitlines())
         wanted = {name.strip(): value.strip() for name, _, value in lines}.get("KillOnBadExit", "0")
     if wanted == "0":
         return ""
+    unless = "" if srun is not None else ", unless srun was told otherwise"
     return (
-        "this cluster ends all tasks of a step as soon as one fails, unless srun is told otherwise; then the "
-        "others could not save. Give srun --kill-on-bad-exit=0, or set SLURM_KILL_BAD_EXIT=0 before it."
+        f"Slurm will end all agents of this step as soon as one fails{unless}; then the others could not "
+        "save. Give srun --kill-on-bad-exit=0, or set SLURM_KILL_BAD_EXIT=0 before it."
     )
+
+
+def _ends_with_a_node(environment: Mapping[str, str], srun: Sequence[str] | None) -> str:
+    """Return why Slurm would end all agents when a node is lost; empty if nothing says so."""
+    missing = []
+    if "SBATCH_NO_KILL" not in environment:
+        job = environment["SLURM_JOB_ID"]
+        script = _asked("write", "batch_script", job, "-").splitlines()  # empty if there is none
+        words = [word for line in script if line.startswith("#SBATCH") for word in line.split()]
+        for line in _asked("show", "job", job).splitlines():
+            words += line.split() if line.strip().startswith("SubmitLine=") else []  # since Slurm 25.11
+        if script and not _is_set(words):
+            missing.append("#SBATCH --no-kill to its script")
+    if srun is not None and not _is_set(srun, before="SLURM_NO_KILL" in environment):
+        missing.append("--no-kill to srun")
+    if not missing:
+        return ""
+    return (
+        "as far as can be seen Slurm will end all agents of this job with the first node that is lost, and "
+        f"no other can take its place. Add {' and '.join(missing)}."
+    )
+
+
+def _is_set(words: Sequence[str], before: bool = False) -> bool:
+    """Return whether a command was given --no-kill; before: by a variable."""
+    value = _value_of(words, "--no-kill", "-k")
+    return before if value is None else value not in ("off", "no")
+
+
+def _value_of(words: Sequence[str], long: str, short: str) -> str | None:
+    """Return with what value an option was given last, "" without any; None if it was not."""
+    for word in reversed(words):
+        name, _, value = word.partition("=")
+        if name == long:
+            return value
+        if word.startswith(short):
+            return word.removeprefix(short)
+    return None
+
+
+def _srun(environment: Mapping[str, str]) -> list[str] | None:
+    """Return what the step's srun was given before its program; None if it does not run on this node."""
+    step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
+    fields = dict(field.partition("=")[::2] for field in _asked("-o", "show", "step", step).split())
+    host, _, pid = fields.get("SrunHost:Pid", "").rpartition(":")
+    if host.partition(".")[0] != socket.gethostname().partition(".")[0]:
+        return None
+    try:
+        name, *words = Path("/proc", pid, "cmdline").read_text(errors="replace").split("\0")[:-1]
+    except (OSError, ValueError):
+        return None
+    if Path(name).name != "srun":  # in another PID namespace
+        return None
+    is_program = (not word.startswith("-") and shutil.which(word) is not None for word in words)
+    return words[: next((place for place, found in enumerate(is_program) if found), len(words))]
 
 
 def _asked(*arguments: str) -> str:

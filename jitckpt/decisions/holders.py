@@ -49,6 +49,16 @@ def shared_domains(machines: Sequence[Machine], placed: Placement) -> list[str]:
     return sorted(found)
 
 
+def in_use(domains: Sequence[tuple[str, ...]], by: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return the failure domains of hosts by which copies are placed.
+
+    by: of each host, the scheduler that has named its domains; "" where an option has. A scheduler's count
+    where it has named all hosts', and these are not all in one: nobody has asked for them.
+    """
+    count = all(by) and len(set(domains)) > 1
+    return [of_host if count or not named else () for of_host, named in zip(domains, by, strict=True)]
+
+
 def read_domains(text: str) -> dict[str, tuple[str, ...]]:
     """Read which failure domains hosts are in: a line for each, its name and then a domain of each kind.
 

@@ -26,10 +26,11 @@ class Wanted:
     copies: of each shard, its own host's included; for parity how many hosts are a group. every: steps; AUTO
     for as many as what is measured asks for; None for what is usual in the mode. limit: bytes of this host's
     memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
-    the failure domains that this host is in. address: of this host, by which others send what it is to keep;
-    "" for the one they know it by. sharded: what replicas hold alike is cut among them (decisions/cut.py).
-    optimizer: other hosts get gradients, and make the optimizer's steps on their copies (tiers/remaking.py).
-    directory: of this host, for parts of others' states that no memory has room for; "" for none.
+    the failure domains that this host is in; domains_by: the scheduler that has named them, "" for an option.
+    address: of this host, by which others send what it is to keep; "" for the one they know it by. sharded:
+    what replicas hold alike is cut among them (decisions/cut.py). optimizer: other hosts get gradients, and
+    make the optimizer's steps on their copies (tiers/remaking.py). directory: of this host, for parts of
+    others' states that no memory has room for; "" for none.
     """
 
     mode: str
@@ -38,6 +39,7 @@ class Wanted:
     limit: int | None = None
     keep: float = 60.0
     domains: tuple[str, ...] = ()
+    domains_by: str = ""
     address: str = ""
     sharded: bool = False
     optimizer: bool = False

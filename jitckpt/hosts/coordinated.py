@@ -39,6 +39,7 @@ from jitckpt.wire.hosts import Host, Past
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive
 LOOK_SECONDS = 1.0
+STANDS_BY = "this host stands by: it takes the place of one that is lost."
 UNWELL_SECONDS = 150.0  # that a host's word on its health lasts: a check, and the pause until the next
 
 Value = TypeVar("Value")
@@ -215,8 +216,11 @@ class CoordinatedRendezvous(RendezvousHandler):
                 why = f"{error}."
             if why and why != told:
                 told = why
-                say(f"{why} This agent waits for at most {self._timeout:g} s.")
-            if time.monotonic() > deadline:
+                limit = "" if why == STANDS_BY else f" This agent waits for at most {self._timeout:g} s."
+                say(f"{why}{limit}")
+            if why == STANDS_BY:  # for as long as the job is there
+                deadline = time.monotonic() + self._timeout
+            elif time.monotonic() > deadline:
                 raise RendezvousTimeoutError(why)
 
     def _look_for_start(self) -> tuple[RendezvousInfo | None, str]:
@@ -257,10 +261,11 @@ class CoordinatedRendezvous(RendezvousHandler):
             )
         elif last is None or is_over:
             why = self._who_is_not_well(found)
-        elif self.agent not in last.agents and not self._stands_by:
-            self._stands_by = True
-            why = "this host stands by: it takes the place of one that is lost."
-            self.on_standing_by()
+        elif self.agent not in last.agents:
+            why = STANDS_BY
+            if not self._stands_by:
+                self._stands_by = True
+                self.on_standing_by()
         self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
         return None, why
 

@@ -48,6 +48,7 @@ class Host(CheckedPart):
     agent: str = ""  # by which it is known as the same in all meetings
     stuck: str = ""  # how the last starts have ended, if that was alike and without progress
     domains: tuple[str, ...] = ()  # that may fail as a whole: one of each kind
+    domains_by: str = ""  # the scheduler that has named them; "" where an option has
     memory: int = 0  # MiB that the memory tier may take; 0: there is none
     memory_address: str = ""  # where it is visited for that, if not at `address`
     memory_port: int = 0

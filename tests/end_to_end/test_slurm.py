@@ -13,6 +13,8 @@ from namespaces import namespaces
 from slurm_cluster import Slurm, slurm
 from test_hosts import OPTIONS, PAUSING, THREADS
 
+from jitckpt.events import read_events
+
 BATCH = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
 SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=0"]
 
@@ -97,6 +99,7 @@ def test_a_lost_node_is_replaced_by_the_one_that_stands_by(
     cluster.lose_node(1)
     finish(cluster, launcher, number)
     assert digests(said(launcher)) == undisturbed
+    assert "Slurm will end" not in said(launcher), "the example has all that is needed"
     assert "The job succeeded after 1 restart." in said(launcher)
 
 
@@ -130,13 +133,30 @@ def test_a_cluster_that_would_end_the_healthy_ranks_is_told_of(
     run = [*JITCKPT, "run", "--slurm", *OPTIONS, script]
     folder = tmp_path_factory.mktemp("slurm")
     with namespaces(2) as hosts, slurm(folder, hosts, kill_on_bad_exit=1) as cluster:
-        ended = launcher.run(*under(cluster), *SRUN, *run)
+        srun = [one for one in SRUN if not one.startswith("--kill-on-bad-exit")]
+        ended = launcher.run(*under(cluster), *srun, *run)
         assert ended.status == 0, ended.err
-        assert ended.err.count("this cluster ends all tasks of a step as soon as one fails") == 1
-        ended = launcher.run(*under(cluster), "SLURM_KILL_BAD_EXIT=0", *SRUN, *run)
-        assert "as soon as one fails" not in ended.err
+        assert ended.err.count("Slurm will end all agents of this step as soon as one fails;") == 1
+        assert ended.err.count("with the first node that is lost") == 1
+        assert ended.err.count("Add --no-kill to srun.") == 1
+        ended = launcher.run(*under(cluster), *SRUN, "--no-kill", *run)
+        assert "Slurm will end" not in ended.err
+        ended = launcher.run(*under(cluster), "SLURM_KILL_BAD_EXIT=0", "SLURM_NO_KILL=1", *srun, *run)
+        assert "Slurm will end" not in ended.err
         ended = launcher.run(*under(cluster), *SRUN, "--ntasks-per-node", "2", *run)
         assert "has 4 tasks on 2 nodes; start one agent on each node" in ended.err
+
+
+def test_copies_go_under_another_switch(cluster: Slurm, launcher: Launcher) -> None:
+    """Of the nodes 0 and 1 the state goes to 2 and 3, and the other way round."""
+    run = [*JITCKPT, "run", "--slurm", *OPTIONS, "--memory-tier", "peer", *TRAINING]
+    ended = launcher.run(*under(cluster), *SRUN, "--nodes", "4", *run)
+    assert ended.status == 0, ended.err
+    assert "Failure domains, by Slurm: switch s0, switch s1." in ended.err
+    (events,) = launcher.directory.glob("**/events.jsonl")
+    placed = [event for event in read_events(events.parent)[0] if event["event"] == "memory_placement"]
+    kept_by = [host["kept_by"] for host in placed[0]["hosts"]]
+    assert [sorted(host // 2 for host in by) for by in kept_by] == [[0, 1]] * 4
 
 
 def test_without_slurm_it_says_so(launcher: Launcher) -> None:

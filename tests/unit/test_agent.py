@@ -4,6 +4,7 @@ import errno
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch.distributed.elastic.agent.server.api import SimpleElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import Agent, _check_quorum
@@ -222,9 +224,39 @@ def test_a_host_alone_starts_its_ranks_again_without_another_rendezvous() -> Non
     agent._config = LaunchConfig(min_nodes=1, max_nodes=1, nproc_per_node=2)
     settings: Any = SimpleNamespace(health_check=None)
     agent._settings = settings
+    agent._signals = []
     agent._processes = WorkerProcesses.__new__(WorkerProcesses)
     agent._rendezvous(SimpleNamespace(spec=SimpleNamespace(rdzv_handler=Handler())))
     assert agent._processes is None
+
+
+def test_a_signal_that_came_when_the_ranks_had_just_ended_is_not_forgotten() -> None:
+    """Their supervisor hears it no more; and the agent would wait for hosts that were asked to end, too."""
+    agent = Agent.__new__(Agent)
+    supervisor: Any = SimpleNamespace(interrupt=lambda signum: None)
+    processes = WorkerProcesses.__new__(WorkerProcesses)
+    processes.supervisor = supervisor
+    agent._processes, agent._signals = processes, []
+    agent._on_signal(signal.SIGTERM, None)
+    with pytest.raises(SignalException, match="got signal: 15"):
+        agent._rendezvous(SimpleNamespace(spec=None))
+
+
+def test_who_has_stood_by_for_long_gets_the_time_of_all_to_meet() -> None:
+    """Its first meeting may fail, as a second host is lost; the time counts from there."""
+    agent: Any = Agent.__new__(Agent)
+    agent._config = LaunchConfig(2, 2, 1, rdzv_configs={"join_timeout": 0.5})
+    agent._settings = SimpleNamespace(health_check=None)
+    agent._signals, agent._processes, agent._hosts = [], None, None
+    met = iter([False, True])
+
+    def come_together(_: object) -> bool:
+        time.sleep(1.0)
+        return next(met)
+
+    agent._come_together = come_together
+    agent._rendezvous(SimpleNamespace(spec=None))
+    assert list(met) == []
 
 
 def test_hosts_that_know_nothing_of_the_job_do_not_begin_without_all() -> None:

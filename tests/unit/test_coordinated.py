@@ -11,7 +11,7 @@ import pytest
 from etcd_cluster import Cluster, etcd
 
 from jitckpt.errors import HostsError, NotNeeded
-from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.coordinated import STANDS_BY, CoordinatedRendezvous
 from jitckpt.hosts.coordination import LeaseLost
 from jitckpt.hosts.etcd import Etcd
 from jitckpt.hosts.stores import StoreGone
@@ -161,6 +161,22 @@ def test_who_stands_by_hears_that_the_job_has_ended(agents: Agents) -> None:
     agents.meet(*again)  # a later run of the same name is none of that one's
     assert again[0].start is not None
     assert again[0].start.number == 2
+
+
+def test_who_stands_by_does_so_for_as_long_as_the_job_is_there(
+    agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Not for the time alone that hosts get to come; a job is longer than that."""
+    a, b, spare = agents.make(), agents.make(), agents.make(timeout=1.0)
+    agents.meet(a, b)
+    (waits,) = agents.begin(spare)
+    time.sleep(3.0)
+    assert not waits.done()
+    assert capsys.readouterr().err == f"jitckpt: {STANDS_BY}\n"
+    lose(a, b)
+    lose(spare, b)
+    agents.meet(a)
+    assert waits.result().rank in (0, 1)
 
 
 def test_the_newest_safe_step_stands_in_the_start(agents: Agents) -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.holders import domains_of, holders, nearest, read_domains, shared_domains
+from jitckpt.decisions.holders import domains_of, holders, in_use, nearest, read_domains, shared_domains
 from jitckpt.decisions.placement import Machine, place
 
 
@@ -60,6 +60,28 @@ def test_in_the_place_of_a_holder_comes_first_who_shares_nothing() -> None:
 def test_hosts_that_name_different_numbers_of_domains_are_refused() -> None:
     with pytest.raises(InvalidInput, match="different numbers"):
         holders([Machine(("a",)), Machine(())], 2)
+
+
+SLURM, OPTION = "Slurm", ""
+
+
+@pytest.mark.parametrize(
+    ("domains", "by", "used"),
+    [
+        (["s1", "s2", "s1"], [SLURM] * 3, ["s1", "s2", "s1"]),
+        (["s1", "s1", "s1"], [SLURM] * 3, [None] * 3),  # nobody has asked for what can't be kept clear of
+        (["s1", "s1", "s1"], [OPTION] * 3, ["s1"] * 3),
+        (["s1", "s2", None], [SLURM, SLURM, OPTION], [None] * 3),  # a host that is in no step of Slurm's
+        (["s1", "r1", "r2"], [SLURM, OPTION, OPTION], [None, "r1", "r2"]),  # refused, as before
+    ],
+)
+def test_what_a_scheduler_names_counts_where_it_tells_hosts_apart(
+    domains: list[str | None], by: list[str], used: list[str | None]
+) -> None:
+    def of_hosts(names: list[str | None]) -> list[tuple[str, ...]]:
+        return [(name,) if name else () for name in names]
+
+    assert in_use(of_hosts(domains), by) == of_hosts(used)
 
 
 def test_a_file_of_domains() -> None:

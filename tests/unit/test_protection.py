@@ -68,6 +68,7 @@ class Agents:
     every: int | None = None
     memory_address: str = ""
     domains: tuple[str, ...] = ()
+    domains_by: str = ""
     tiers: list[MemoryTier] = field(default_factory=list)
     hosts: list[Hosts] = field(default_factory=list)
     protections: list[MemoryProtection] = field(default_factory=list)
@@ -91,7 +92,7 @@ class Agents:
             port = 0 if other is None else other.getsockname()[1]
             known[i] = replace(known[i], memory_address=self.memory_address, memory_port=port)
         for i, domain in enumerate(self.domains):
-            known[i] = replace(known[i], domains=(domain,))
+            known[i] = replace(known[i], domains=(domain,), domains_by=self.domains_by)
         self.hosts = [
             Hosts(i, known, one, b"secret", 30, memory_listener=other)
             for i, (one, other) in enumerate(zip(listeners, second, strict=True))
@@ -237,8 +238,12 @@ def told(one: MemoryProtection) -> list[tuple[str, list[int], int | None]]:
     return [(event["state"], event["ranks"], event["step"]) for event in states]
 
 
-def test_copies_go_where_no_failure_takes_both(tmp_path: Path) -> None:
-    agents = Agents(str(tmp_path), 4, domains=("a", "b", "a", "b"))
+@pytest.mark.parametrize("by", ["--failure-domains", "Slurm"])
+def test_copies_go_where_no_failure_takes_both(
+    tmp_path: Path, by: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scheduler = by if by == "Slurm" else ""
+    agents = Agents(str(tmp_path), 4, domains=("a", "b", "a", "b"), domains_by=scheduler)
     agents.start()
     for rank in range(4):
         agents.put(rank, 1)
@@ -247,6 +252,7 @@ def test_copies_go_where_no_failure_takes_both(tmp_path: Path) -> None:
         keepers = {host for host in range(4) if (rank, 1) in agents.held(host)}
         assert {agents.domains[host] for host in keepers} == {"a", "b"}
     agents.close()
+    assert f"after the ranks were started. Failure domains, by {by}: a, b.\n" in capsys.readouterr().err
 
 
 def test_a_host_is_visited_for_its_memory_where_it_wants_to_be(

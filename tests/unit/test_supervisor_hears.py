@@ -172,6 +172,20 @@ def test_who_saves_is_told_if_it_was_ordered_before_the_loss_of_the_first_host_w
     assert capsys.readouterr().err == f"{LOST}jitckpt: rank 1 may take 60 s to save the state.\n"
 
 
+@pytest.mark.parametrize("second_host", [None], indirect=True)
+def test_a_save_that_is_heard_of_as_the_ranks_are_being_ended_counts(
+    second_host: SecondHost, tmp_path: Path
+) -> None:
+    """An agent that is asked twice to end waits for no save; one may have ended that it has not heard of."""
+    registered = protocol.Registered(0, 1, 2, 0, 1, "fingerprint", "builtin", str(tmp_path))
+    ended = protocol.SaveEnded(save_id=1, rank=0, shard=0, step=7, path="p", bytes=1, seconds=1.0)
+    second_host.hear(Arrived(0, agents.Said(0, protocol.encode(registered).decode())))
+    second_host.supervisor._end((1,), ())
+    second_host.hear(Arrived(0, agents.Said(0, protocol.encode(ended).decode())))
+    told = [event["event"] for event in second_host.log.events]
+    assert told == ["registered", "not_saved", "ranks_ended", "save_ended", "saved"]
+
+
 @pytest.mark.parametrize("second_host", [7], indirect=True)
 def test_a_host_is_lost_also_once_its_ranks_have_failed(
     second_host: SecondHost, capsys: pytest.CaptureFixture[str]
