@@ -27,7 +27,7 @@ class TrainingState:
 
     model: parameters, buffers and extra states of modules. optimizers: state by the parameters' names, and
     groups of all optimizers. schedulers, scaler: their state dicts. frozen: parameters that are not trained.
-    gradients: the kinds of those that are there (state/zero_gradients.py), by `model.` and a parameter's name.
+    gradients: the kinds of those that are there (state/zero_gradients.py), by the names in a save.
     first: the document of the first shard's save, and its tensors. notes: sentences on what is not there.
     """
 

@@ -590,15 +590,14 @@ class HostState:
         of += [] if self.model is None else [self.model.trained]
         if [*map(id, of)] != [*map(id, self._gradients_of)]:
             self._gradients_of = of
-            is_flattened = self.model is not None and self.model.is_flattened
-            self._gradients.follow({} if is_flattened else self.trained())  # FSDP1 makes them anew
+            self._gradients.follow(self.trained())
         return self._gradients.look()
 
     def trained(self) -> dict[str, Tensor]:
         """Return the parameters that may have gradients of their own, by name."""
-        found = (
-            {} if self.model is None else {f"model.{name}": one for name, one in self.model.trained.items()}
-        )
+        found: dict[str, Tensor] = {}
+        if self.model is not None and not self.model.is_flattened:  # else the optimizers have them, or parts
+            found = {f"model.{name}": one for name, one in self.model.trained.items()}
         for optimizer in self.optimizers:
             for name, one in optimizer.named_parameters().items():
                 found.setdefault(name if name.startswith("model.") else f"{optimizer.name}.{name}", one)

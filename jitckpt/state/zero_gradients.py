@@ -68,4 +68,4 @@ def _zeros(parameter: Tensor, *, is_sparse: bool) -> Tensor:
     # As an embedding's backward pass makes it: rows, of which there are none.
     rows = parameter.new_empty((0, *parameter.shape[1:]), requires_grad=False)
     numbers = torch.empty((1, 0), dtype=torch.int64, device=parameter.device)
-    return torch.sparse_coo_tensor(numbers, rows, parameter.shape, check_invariants=False)
+    return torch.sparse_coo_tensor(numbers, rows, parameter.shape, check_invariants=True)
