@@ -2,8 +2,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fork_server import SERVERS
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
+
+
+def pytest_unconfigure() -> None:
+    SERVERS.close()
 
 
 @pytest.fixture

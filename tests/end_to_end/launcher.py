@@ -10,19 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from uuid import uuid4
 
+from fork_server import SERVERS, python_path
+
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 JITCKPT = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 JITCKPT_RUN = [*JITCKPT, "run", "--standalone"]
 LIMIT = 480
-
-
-def python_path() -> str:
-    """Return the PYTHONPATH with this folder first; the rest stays, so that one jitckpt is tested.
-
-    And with what makes the import of torch quicker, of which most of a small job's time is.
-    """
-    ours = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "scripts" / "campaign_start")]
-    return os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
 @dataclass(frozen=True)
@@ -63,6 +56,10 @@ class Launcher:
             "PYTHONPATH": python_path(),
             "TMPDIR": str(self.directory),
         }
+        if server := SERVERS.server_for(command, environment):
+            process = server.start(command, self.directory, environment)
+            self.started.append(process)
+            return process
         process = subprocess.Popen(
             command,
             cwd=self.directory,

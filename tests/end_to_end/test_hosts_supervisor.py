@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from launcher import python_path
+from fork_server import python_path
 from nccl_ras_server import STATUS, nccl_ras_server
 
 from jitckpt.agent.processes.workers import Worker

@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fork_server import SERVERS
 
 from jitckpt import device
 from jitckpt.ring import local_state
@@ -41,13 +41,10 @@ class Worker:
         numbers = {descriptors.AGENT: theirs.fileno(), descriptors.STATE: self.ring}
         agents = {name: str(number) for name, number in numbers.items()}
         agents[descriptors.PROOF] = descriptors.proof(0, numbers)
-        self.process = subprocess.Popen(
-            [sys.executable, program, json.dumps(options)],
-            env=environment() | (agents if agent else {}),
-            pass_fds=(theirs.fileno(), self.ring) if agent else (),
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        self.process = SERVERS.start_worker(
+            [sys.executable, str(program), json.dumps(options)],
+            environment() | (agents if agent else {}),
+            (theirs.fileno(), self.ring) if agent else (),
         )
         theirs.close()
 

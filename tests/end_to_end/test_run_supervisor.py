@@ -13,7 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 from descriptors import held_descriptors
-from launcher import Launcher, python_path
+from fork_server import python_path
+from launcher import Launcher
 
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies

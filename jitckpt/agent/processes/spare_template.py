@@ -52,11 +52,10 @@ class Template:
         program = [command[0], "-u", "-c", spare.PROGRAM]
         try:
             with children.starting() as note:
-                self._process = subprocess.Popen(
+                self._process = _start(
                     [*program, str(theirs.fileno()), spare.first_on_path(command)],
-                    env=environment,
-                    pass_fds=(theirs.fileno(),),
-                    start_new_session=True,
+                    environment,
+                    theirs.fileno(),
                 )
                 note(self._process.pid)
                 children.note_template(self._process.pid)
@@ -125,6 +124,12 @@ class Template:
             self._process.kill()
             self._process.wait()
         children.waited_for(self._process.pid)
+
+
+def _start(
+    command: Sequence[str], environment: Mapping[str, str], descriptor: int
+) -> "subprocess.Popen[bytes]":
+    return subprocess.Popen(command, env=environment, pass_fds=(descriptor,), start_new_session=True)
 
 
 def _process(heard: tuple[FromSpare, list[int]] | None) -> int | str | None:
