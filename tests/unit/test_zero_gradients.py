@@ -13,7 +13,9 @@ from jitckpt.state.tensors_seen import DENSE, NO_GRADIENT, SPARSE
 from jitckpt.state.zero_gradients import Gradients
 from jitckpt.worker.saving.history import History
 
-STEPS, USED, SAVED = 9, 3, 4  # the branch is used in the first minibatches; the save is of a later step
+STEPS, SAVED = 9, 4
+USED = SAVED  # the branch, for the last time
+EVALUATES = "behind an evaluation"  # which takes gradients, so that it looks like the next minibatch
 
 
 def take_away(training: "Training") -> None:
@@ -62,7 +64,8 @@ class Training:
         for step in range(first, STEPS + 1):
             self.clear_at("top")
             for number in range(self.passes):
-                (self.history.settle_again if number else self.history.settle)(step - 1)
+                has_begun = number or (self.where == EVALUATES and step > first)
+                (self.history.settle_again if has_begun else self.history.settle)(step - 1)
                 if (step, until) == (SAVED + 1, f"pass {number}"):
                     return self
                 loss = self.loss(step)
@@ -74,6 +77,9 @@ class Training:
             if (step, until) == (SAVED, "step"):
                 return self
             self.clear_at("behind the step")
+            if self.where == EVALUATES:
+                self.history.settle(step)
+                self.clear_at(EVALUATES)
         return self
 
     def clear_at(self, place: str) -> None:
@@ -99,7 +105,7 @@ class Training:
 
 @pytest.mark.parametrize("until", ["step", "pass 0", "pass 1"])
 @pytest.mark.parametrize("clear", CLEARS)
-@pytest.mark.parametrize("where", ["top", "behind the pass", "behind the step"])
+@pytest.mark.parametrize("where", ["top", "behind the pass", "behind the step", EVALUATES])
 def test_a_restart_ends_as_the_undisturbed_run(
     where: str, clear: Callable[[Training], None], until: str
 ) -> None:

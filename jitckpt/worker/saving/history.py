@@ -121,6 +121,7 @@ class History:
             if shared is not None and any(shared.gradients.kinds):
                 # Those that are gone since the minibatch's first pass are taken away in each.
                 gone = shared.gradients.taken_away(self._host.gradients())
+                self._taken_away |= gone
                 self._steps[step] = shared._replace(gradients=shared.gradients.without(gone))
 
     def hold(self, step: int, held: HeldParameters) -> None:
