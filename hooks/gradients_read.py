@@ -5,7 +5,7 @@ tells nothing of what becomes of it, so those that are cleared first are nobody'
 """
 
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -70,9 +70,3 @@ class GradientsRead:
             name, self._has_found = self._names[id(tensor)], True
             self.ends()
             self._found(name)
-
-
-def clear(parameters: Iterable[Tensor]) -> None:
-    """Let gradients begin anew, as they do in each step; what a script does twice adds to none."""
-    for one in parameters:
-        one.grad = None

@@ -19,5 +19,8 @@ def addresses(tensors: tuple[Tensor, ...], address_of: Callable[[Tensor], int], 
 def gradients_required(tensors: tuple[Tensor, ...], /) -> bytes:
     """Return whether each requires gradients, a byte each."""
 
+def gradients_there(tensors: tuple[Tensor, ...], /) -> bytes:
+    """Return whether each has no gradient (0), a sparse one (2) or another (1), a byte each."""
+
 def fetch(tensors: tuple[Tensor, ...], /) -> None:
     """Have what tells of these tensors, and their first values, in the caches."""

@@ -27,6 +27,7 @@ class TrainingState:
 
     model: parameters, buffers and extra states of modules. optimizers: state by the parameters' names, and
     groups of all optimizers. schedulers, scaler: their state dicts. frozen: parameters that are not trained.
+    gradients: the kinds of those that are there (state/zero_gradients.py), by the names in a save.
     first: the document of the first shard's save, and its tensors. notes: sentences on what is not there.
     """
 
@@ -37,6 +38,7 @@ class TrainingState:
     schedulers: list[Any]
     scaler: Any
     frozen: frozenset[str]
+    gradients: Mapping[str, int]
     first: tuple[Json, Mapping[str, Tensor]]
     notes: list[str] = field(default_factory=list)
 
@@ -75,6 +77,11 @@ def gather(records: Sequence[SaveRecord], *, with_optimizers: bool = True) -> Tr
         schedulers=first.progress["schedulers"],
         scaler=first.document["scaler"],
         frozen=frozenset(public(name) for shard in shards for name in shard.document["frozen"]),
+        gradients={
+            public(name): kind
+            for shard in shards
+            for name, kind in shard.document.get("gradients", {}).items()
+        },
         first=(first.document, first.tensors),
     )
     _add_buffers(state, shards)

@@ -26,7 +26,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, tensors_seen, trackers
+from jitckpt.state import parallel, tensors_seen, trackers, zero_gradients
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
 from jitckpt.state.optimizer_state import (
     OptimizerPart,
@@ -35,6 +35,7 @@ from jitckpt.state.optimizer_state import (
     put_hyperparameters,
     states_of,
 )
+from jitckpt.state.zero_gradients import Gradients, GradientsSeen
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
 _NOTHING: frozenset[str] = frozenset()
@@ -127,6 +128,16 @@ class ModelState:
                     self._passing.append((full, module._buffers, name, _mark(module._buffers[name])))
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 self._with_extra_state.append((prefix, module))
+
+    @property
+    def trained(self) -> Mapping[str, Tensor]:
+        """The parameters themselves, by name; another object once there are others."""
+        return self._parameters
+
+    @property
+    def is_flattened(self) -> bool:
+        """Whether FSDP1 has flat parameters in it."""
+        return parallel.is_flattened(self._model)
 
     def names(self) -> Mapping[int, str]:
         """Return what the parameters are called, by their id()."""
@@ -389,7 +400,7 @@ class Shared(NamedTuple):
 
     `counts`: of each scheduler, how often it had been stepped when the optimizer step ended; `groups`: the
     hyperparameters then. `progress`: tells what HostState.progress said once the host had begun the next
-    minibatch; before that there is more to come.
+    minibatch; before that there is more to come. `gradients`: which there were then.
     """
 
     optimizers: tuple[OptimizerPart, ...]
@@ -397,6 +408,7 @@ class Shared(NamedTuple):
     groups: list[list[dict[str, Any]]]
     held: HeldParameters = HeldParameters({}, ())
     progress: Callable[[], Encoded] | None = None
+    gradients: Gradients = Gradients()
 
     def all_tensors(self) -> dict[str, Tensor]:
         """Return `tensors` and those on a device that optimizers keep in lists and attributes."""
@@ -476,6 +488,9 @@ class HostState:
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
+        self._gradients = GradientsSeen()
+        self._gradients_of: list[object] = []  # what tells whose they are
+        self._restored_gradients: Mapping[str, int] = {}
         # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
         # something that is not written in Python.
         changing = [type(scheduler).step for scheduler in schedulers]  # type: ignore[attr-defined]
@@ -575,6 +590,34 @@ class HostState:
             for part, optimizer in known
         ]
         return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
+
+    def gradients(self) -> Gradients:
+        """Return which parameters have a gradient now."""
+        of: list[object] = [one.called for one in self.optimizers]
+        of += [] if self.model is None else [self.model.trained]
+        if [*map(id, of)] != [*map(id, self._gradients_of)]:
+            self._gradients_of = of
+            self._gradients.follow(self.trained())
+        return self._gradients.look()
+
+    def trained(self) -> dict[str, Tensor]:
+        """Return the parameters that may have gradients of their own, by name."""
+        found: dict[str, Tensor] = {}
+        if self.model is not None and not self.model.is_flattened:  # else the optimizers have them, or parts
+            found = {f"model.{name}": one for name, one in self.model.trained.items()}
+        for optimizer in self.optimizers:
+            for name, one in optimizer.named_parameters().items():
+                found.setdefault(name if name.startswith("model.") else f"{optimizer.name}.{name}", one)
+        return found
+
+    def restore_gradients(self, saved: Mapping[str, int]) -> None:
+        """Let those have gradients, of zeros, that had some as the save's minibatch ended."""
+        self._restored_gradients = saved
+        self.put_gradients()
+
+    def put_gradients(self) -> None:
+        """Do it again: the script may have made others since."""
+        zero_gradients.put(self.trained(), self._restored_gradients)
 
     def buffer_versions(self) -> bytes:
         """Return what changes with every write to a buffer that torch counts."""

@@ -127,6 +127,11 @@ class OptimizerState:
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
 
+    @property
+    def called(self) -> list[list[str]]:
+        """What the parameters were called as it was last captured; another object if they may be others."""
+        return self._called
+
     def named_parameters(self) -> dict[str, Tensor]:
         """Return its parameters by name."""
         called = [name for names in self._call() for name in names]

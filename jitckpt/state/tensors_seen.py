@@ -21,6 +21,7 @@ except ImportError:  # it was built without torch, or this torch lacks what it w
 else:
     is_known_torch = _tensors.torch_version == torch.__version__.split("+")[0]
 
+NO_GRADIENT, DENSE, SPARSE = range(3)
 LOOK_BYTES = 16  # a tensor: how often it was written to, and where it lies
 
 
@@ -71,6 +72,14 @@ def gradients_required(tensors: Sequence[Tensor]) -> bytes:
     if is_known_torch:
         return _tensors.gradients_required(tuple(tensors))
     return bytes([tensor.requires_grad for tensor in tensors])
+
+
+def gradients_there(tensors: Sequence[Tensor]) -> bytes:
+    """Return whether each tensor has NO_GRADIENT, one that is SPARSE or another, a byte each."""
+    if is_known_torch:
+        return _tensors.gradients_there(tuple(tensors))
+    gradients = [tensor.grad for tensor in tensors]
+    return bytes([NO_GRADIENT if one is None else SPARSE if one.is_sparse else DENSE for one in gradients])
 
 
 def fetch(tensors: tuple[Tensor, ...]) -> None:

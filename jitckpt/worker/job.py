@@ -25,7 +25,6 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
 from jitckpt.events import EventLog
-from jitckpt.hooks import gradients_read
 from jitckpt.saves import directory_lock, folders, start_record, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
@@ -562,7 +561,7 @@ class Job:
             # Rates on the device are given by reference, and the script may change them in their place.
             tree, tensors = self._host.progress()
             self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
-            gradients_read.clear(self._trained().values())
+            self._host.put_gradients()
             if self._loop.goes_on:
                 self._as_restored = AsRestored(self._host)
 
@@ -581,7 +580,7 @@ class Job:
             self._put_shared_back()
             self._host.restore_local(self._restored_parts)
             self._host.restore_progress(self._progress_as_loop_began)
-            gradients_read.clear(self._trained().values())
+            self._host.put_gradients()
 
     def _trained(self) -> dict[str, Tensor]:
         every = [one.named_parameters() for one in self._host.optimizers]

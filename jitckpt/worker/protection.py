@@ -27,6 +27,7 @@ from jitckpt.hooks import parameter_data
 from jitckpt.hooks.carried_gradients import CarriedGradients
 from jitckpt.hooks.guard import in_words
 from jitckpt.hooks.other_optimizers import OtherOptimizers
+from jitckpt.hooks.stale_gradients import StaleGradients
 from jitckpt.hooks.torch_training import TrainingHooks
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
@@ -192,6 +193,7 @@ class Protection:
     _has_named_unexpected = False
     _buffer_versions = b""  # as the newest step ended
     _averages: list[int] | None = None  # the same
+    _frozen: tuple[str, ...] | None = None  # the same
     _found: Found | None = None
     _checker: SelfChecker | None = None
     _last_check: SelfChecker | None = None  # nothing but its thread may still be at work
@@ -255,6 +257,7 @@ class Protection:
         self._gradients = CarriedGradients(
             lambda error: reporter.warn(f"Nobody sees whether gradients are carried on: {in_words(error)}.")
         )
+        self._stale = StaleGradients()
         self._register()
         self._exception_hook = ExceptionHook(self._report_exception)
         self._exit_hook = ExitHook()
@@ -709,15 +712,23 @@ class Protection:
             self._extra_behind_step = self._host.extra_now()
         if self._module_numbers is not None and (changed := self._module_numbers.changed()):
             self._say_numbers(changed)
-        if self._gradients.is_looking and (carried := self._gradients.step_ended(self._trained)):
-            names = ", ".join(name.removeprefix("model.") for name in carried[:SHOWN_NAMES])
-            self._reporter.warn_on_first(CARRIED_GRADIENTS.format(names=names))
+        self._look_at_gradients(shared)
         for optimizer in self._host.optimizers:
             if optimizer.looks or optimizer.refusal is not None:
                 self._say_problems(optimizer)
         if self._found is not None:
             self._found.add(step)
             self._found.forget_before(step - self._max_ahead - KEPT_BESIDE)
+
+    def _look_at_gradients(self, shared: Shared) -> None:
+        before, self._frozen = self._frozen, shared.held.frozen
+        carried = self._gradients.step_ended(self._trained) if self._gradients.is_looking else []
+        carried = carried or self._stale.step_ended(
+            self._trained, is_changed=before is not None and before != self._frozen
+        )
+        if carried:
+            names = ", ".join(name.removeprefix("model.") for name in carried[:SHOWN_NAMES])
+            self._reporter.warn_on_first(CARRIED_GRADIENTS.format(names=names))
 
     def _trained(self) -> dict[str, Tensor]:
         every = [one.named_parameters() for one in self._host.optimizers]

@@ -180,6 +180,10 @@ def put_shared(saved: Saved, host: HostState) -> TrainingState:
             )
         _put_optimizer(state, optimizer, host)
     host.restore_schedules(document, tree_codec.decode(document["progress"], tensors))
+    gradients = state.gradients
+    host.restore_gradients(
+        {name: gradients[called] for name in host.trained() if (called := public(name)) in gradients}
+    )
     return state
 
 

@@ -30,6 +30,7 @@ def put_shared(choice: Choice, host: HostState, read: SavedState | None = None) 
     if is_builtin(choice):
         host.restore_parameters(tensors, document["frozen"])
     host.restore_shared(document, tensors, whole=is_builtin(choice))
+    host.restore_gradients(document.get("gradients", {}))
 
 
 def load(

@@ -221,6 +221,25 @@ PyObject* gradients_required(PyObject*, PyObject* tensors) {
   });
 }
 
+PyObject* gradients_there(PyObject*, PyObject* tensors) {
+  if (PyTuple_Check(tensors) == 0) return PyErr_Format(PyExc_TypeError, "gradients_there() takes a tuple");
+  const auto kind_of = [](const at::Tensor& gradient) -> char {
+    if (!gradient.defined()) return 0;
+    return gradient.layout() == c10::kSparse ? 2 : 1;
+  };
+  return bytes_of(tensors, [&](PyObject* object, std::string& bytes) {
+    if (const c10::TensorImpl* const tensor = plain(object)) {
+      bytes.push_back(kind_of(tensor->grad()));
+      return true;
+    }
+    PyObject* const gradient = PyObject_GetAttrString(object, "grad");
+    if (gradient == nullptr) return false;
+    bytes.push_back(THPVariable_Check(gradient) ? kind_of(THPVariable_Unpack(gradient)) : 0);
+    Py_DECREF(gradient);
+    return true;
+  });
+}
+
 PyObject* fetch(PyObject*, PyObject* tensors) {
   if (PyTuple_Check(tensors) == 0) return PyErr_Format(PyExc_TypeError, "fetch() takes a tuple");
   PyObject* const* const items = PySequence_Fast_ITEMS(tensors);
@@ -281,6 +300,8 @@ PyMethodDef kFunctions[] = {
     {"addresses", addresses, METH_VARARGS, "Where each tensor of a tuple lies, 64 bits each."},
     {"gradients_required", gradients_required, METH_O,
      "Whether each tensor of a tuple requires gradients, a byte each."},
+    {"gradients_there", gradients_there, METH_O,
+     "Whether each tensor of a tuple has no gradient (0), a sparse one (2) or another (1), a byte each."},
     {"fetch", fetch, METH_O,
      "Have what tells of the tensors of a tuple, and their first values, in the caches."},
     {nullptr, nullptr, 0, nullptr}};

@@ -47,6 +47,7 @@ class Training:
         self.loss: Callable[[Tensor, Tensor], Tensor] = lambda x, y: cross_entropy(self.model(x), y)
         self.make_step: Callable[[Callable[[], Tensor]], object] = self.plain_step
         self.more: Callable[[], object] = lambda: None
+        self.clear: Callable[[], object] = self.take_gradients_away  # at the top of an iteration
 
     def start(self) -> Iterator[int]:
         self.model = self.net if self.ranks_reduce else DistributedDataParallel(self.net)
@@ -72,6 +73,9 @@ class Training:
             torch.cuda.synchronize()
             os.kill(os.getpid(), signal.SIGKILL)
 
+    def take_gradients_away(self) -> None:
+        self.optimizer.zero_grad()
+
     def plain_step(self, closure: Callable[[], Tensor]) -> None:
         closure()
         self.inside(self.step)
@@ -88,7 +92,7 @@ class Training:
         return digest([self.net.state_dict(), self.net, self.optimizer, self.more()])
 
     def backward(self, x: Tensor, y: Tensor) -> Tensor:
-        self.optimizer.zero_grad()
+        self.clear()
         loss = self.loss(x, y)
         self.die(self.step)
         loss.backward()
@@ -398,6 +402,47 @@ def weights_that_are_clamped_as_another_dies(training: Training) -> None:
             parameter.data.clamp_(-0.1, 0.1)
 
     training.after = after
+
+
+class Branching(nn.Module):
+    """It has a spare branch, too, that is never used."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.branch, self.spare = nn.Linear(16, 2), nn.Linear(16, 2), nn.Linear(16, 2)
+
+    def forward(self, x: Tensor, uses_branch: bool) -> Tensor:
+        return self.trunk(x) + (self.branch(x) if uses_branch else 0)  # type: ignore[no-any-return]
+
+
+def _branching(training: Training) -> None:
+    """The branch is used in the first minibatches alone."""
+    training.net = Branching().cuda()
+    training.ranks_reduce = True
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=0.01, weight_decay=0.1)
+    training.loss = lambda x, y: cross_entropy(training.model(x, training.step < 4), y)
+
+
+@kind
+def gradients_that_are_made_zeros(training: Training) -> None:
+    """A parameter that is not used any more is decayed on: it has a gradient, of zeros."""
+    _branching(training)
+    training.clear = lambda: training.optimizer.zero_grad(set_to_none=False)
+
+
+@kind
+def gradients_that_are_made_zeros_behind_the_step(training: Training) -> None:
+    _branching(training)
+    training.clear = lambda: None
+    training.after = lambda step: training.net.zero_grad(set_to_none=False)
+
+
+@kind
+def gradients_that_are_taken_away_behind_the_step(training: Training) -> None:
+    """A parameter that is not used any more is left alone."""
+    _branching(training)
+    training.clear = lambda: None
+    training.after = lambda step: training.net.zero_grad()
 
 
 @kind

@@ -129,6 +129,9 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
     "more memory": lambda tensor: tensor.untyped_storage().resize_(4096),
     "without gradients": lambda tensor: tensor.requires_grad_(False),
     "with gradients": lambda tensor: tensor.requires_grad_(True),
+    "with a gradient": lambda tensor: setattr(tensor, "grad", torch.zeros_like(tensor)),
+    "with a sparse gradient": lambda tensor: setattr(tensor, "grad", torch.zeros_like(tensor).to_sparse()),
+    "with no gradient": lambda tensor: setattr(tensor, "grad", None),
     "uncounted": lambda tensor: torch._C._autograd._unsafe_set_version_counter((tensor,), (0,)),
     "swapped": swap,
     "a lazy copy's twin": lambda tensor: torch._lazy_clone(tensor).add_(1),
@@ -137,12 +140,21 @@ CHANGES: dict[str, Callable[[Tensor], object]] = {
 NEED_MEMORY = {name for name in CHANGES if name.startswith(("written", "another data", "data of", "a lazy"))}
 
 
-def answers(tensors: list[Tensor]) -> tuple[object, ...]:
+def answers(tensors: list[Tensor]) -> tuple[object, object]:
+    """Return what is said of them in one call, and what torch's own interface says."""
+    gradients = [one.grad for one in tensors]
+    kinds = {True: tensors_seen.SPARSE, False: tensors_seen.DENSE}
     return (
-        tensors_seen.gradients_required(tensors),
-        tensors_seen.addresses(tensors),
-        bytes([one.requires_grad for one in tensors]),
-        struct.pack(f"{len(tensors)}Q", *map(Tensor.data_ptr, tensors)),
+        (
+            tensors_seen.gradients_required(tensors),
+            tensors_seen.addresses(tensors),
+            tensors_seen.gradients_there(tensors),
+        ),
+        (
+            bytes([one.requires_grad for one in tensors]),
+            struct.pack(f"{len(tensors)}Q", *map(Tensor.data_ptr, tensors)),
+            bytes([tensors_seen.NO_GRADIENT if one is None else kinds[one.is_sparse] for one in gradients]),
+        ),
     )
 
 
@@ -167,10 +179,8 @@ def test_both_say_the_same_of_any_changes(kinds: list[str], changes: list[tuple[
                 if tensor.untyped_storage().nbytes() or change not in NEED_MEMORY:
                     CHANGES[change](tensor)
         assert fast.changed() == slow.changed()
-        flags, places, their_flags, their_places = answers(
-            [one for one, kind in zip(tensors, kinds, strict=True) if kind != "fake"]
-        )
-        assert (flags, places) == (their_flags, their_places)
+        said, by_torch = answers([one for one, kind in zip(tensors, kinds, strict=True) if kind != "fake"])
+        assert said == by_torch
         if looks:
             fast.look()
             slow.look()
@@ -225,6 +235,9 @@ def test_another_torch_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     tensors[1].data = torch.zeros(2)
     assert writes.changed() == [1]
     assert tensors_seen.gradients_required(tensors) == b"\0\1"
+    sparse, dense = torch.ones(2, device="cpu"), torch.ones(2)
+    sparse.grad, dense.grad = torch.zeros(2, device="cpu").to_sparse(), torch.zeros(2)
+    assert tensors_seen.gradients_there([*tensors, sparse, dense]) == b"\0\0\2\1"
     assert tensors_seen.addresses(tensors) == struct.pack("2Q", *[one.data_ptr() for one in tensors])
 
 

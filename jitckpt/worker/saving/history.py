@@ -11,6 +11,7 @@ import torch
 
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state.host_state import HeldParameters, HostState, Shared, differ_by_hand
+from jitckpt.state.zero_gradients import Gradients
 from jitckpt.system.stacks import code_of
 
 _BACKWARD = torch.autograd.graph._engine_run_backward.__code__
@@ -36,6 +37,7 @@ class SharedSnapshot:
         return (
             (self.progress.tree, self.scheduler_steps_due, self.scaler_update_due, own.keys())
             == (other.progress.tree, other.scheduler_steps_due, other.scaler_update_due, others.keys())
+            and self.shared.gradients == other.shared.gradients
         ) and all(torch.equal(own[name], others[name]) for name in own if own[name].device.type == "cpu")
 
 
@@ -51,6 +53,9 @@ class History:
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
         # Of each scheduler whether a minibatch has passed without a step of it, as where it has one an epoch.
         self._irregular = [False] * len(host.schedulers)
+        self._gradients = Gradients(), Gradients()  # as the newest step ended, and as it was settled
+        self._taken_away: frozenset[str] = frozenset()  # the parameters that had one only in the former
+        self._gradients_of_step = Gradients()  # as the newest step has left them
         self._begun = 0  # the newest minibatch that has come to its optimizer step
         self._passes = 0  # forward passes of this minibatch so far
         self._usual_passes: set[int] = set()  # of those before
@@ -71,6 +76,7 @@ class History:
         """Keep the state as the optimizer step left it."""
         self.thread = threading.get_ident()
         self._steps[step] = shared
+        self._gradients_of_step = self._host.gradients()
         self._usual_passes.add(self._passes)
         self._passes = 0
 
@@ -90,7 +96,17 @@ class History:
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
             progress = self._host.take_progress(groups)
-            self._steps[step] = self._host.shared_again(shared)._replace(progress=progress, groups=groups)
+            gradients = self._settle_gradients()
+            self._steps[step] = self._host.shared_again(shared)._replace(
+                progress=progress, groups=groups, gradients=gradients
+            )
+
+    def _settle_gradients(self) -> Gradients:
+        gradients = self._host.gradients()
+        if self._gradients != (self._gradients_of_step, gradients):
+            self._gradients = self._gradients_of_step, gradients
+            self._taken_away = self._gradients_of_step.taken_away(gradients)
+        return gradients
 
     def settle_again(self, step: int) -> None:
         """One more forward pass begins: if a scheduler was stepped since, that belongs to `step`, too."""
@@ -102,6 +118,11 @@ class History:
             self.settle(step)
         else:
             self._passes += 1
+            if shared is not None and any(shared.gradients.kinds):
+                # Those that are gone since the minibatch's first pass are taken away in each.
+                gone = shared.gradients.taken_away(self._host.gradients())
+                self._taken_away |= gone
+                self._steps[step] = shared._replace(gradients=shared.gradients.without(gone))
 
     def hold(self, step: int, held: HeldParameters) -> None:
         """The parameters after `step` are these: they were changed after it."""
@@ -204,7 +225,10 @@ class History:
         update_due = self._host.scaler_update_is_due()
         groups = self._host.groups()
         progress = self._host.take_progress(groups)()
-        return SharedSnapshot(shared._replace(groups=groups), progress, due, update_due)
+        # Those that are there for now: what is still to come takes away what it has taken away before.
+        gradients = self._host.gradients().without(self._taken_away)
+        shared = shared._replace(groups=groups, gradients=gradients)
+        return SharedSnapshot(shared, progress, due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
         return tuple(map(operator.sub, self._host.counts(), shared.counts))

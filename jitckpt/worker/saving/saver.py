@@ -394,6 +394,7 @@ def document_of(
         "frozen": list(snapshot.shared.held.frozen),
         "cuts": dict(snapshot.shared.held.cuts),
         "aliases": dict(snapshot.shared.held.aliases),
+        "gradients": snapshot.shared.gradients.there(),
         "strides": strides.others_than_rows(snapshot.shared.tensors()),
     }
     tensors: dict[str, Tensor] = {}
