@@ -74,6 +74,11 @@ def area_bytes(limit: int, slots: int) -> int:
     return ((limit - PAGE) // slots - PAGE) // 4 // PAGE * PAGE
 
 
+def limit_for(part: int, slots: int) -> int:
+    """Return the least limit of a ring with so many slots in which a part may be of so many bytes."""
+    return PAGE + slots * (PAGE + 4 * -(-part // PAGE) * PAGE)
+
+
 def read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     data = os.pread(descriptor, PAGE, 0)
     if not data[:BEGUN].strip(b"\0"):

@@ -13,7 +13,7 @@ from jitckpt.bindings.memory import bytes_at
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json, to_json
 from jitckpt.ring.content import Content
-from jitckpt.ring.format import FIRST, NUMBERS, Region, staged_bytes, word_of
+from jitckpt.ring.format import FIRST, NUMBERS, PAGE, Region, limit_for, staged_bytes, word_of
 from jitckpt.ring.gathering import Gathering
 from jitckpt.ring.ring import Ring
 from jitckpt.state.host_state import Unchanged
@@ -273,10 +273,11 @@ class Recorder:
         }
         name = max(sizes, key=lambda key: sizes[key])
         self._too_large.add(name)
+        needed = sum(sizes.values()) + PAGE * len(sizes)  # with what tells of them, and gaps
         self._warn(
             f"{name} ({sizes[name]} bytes) does not fit into the {self._ring.area_bytes} bytes for this "
-            "rank's own state of a step: after a failure of this rank it comes from a replica. Raise "
-            "local_state_limit."
+            "rank's own state of a step: saves are without it, and no start can go on from one where all "
+            f"ranks leave it out. Give jitckpt.init local_state_limit={limit_for(needed, self._ring.slots)}."
         )
         return name
 

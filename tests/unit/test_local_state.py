@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 import struct
 import time
@@ -164,6 +165,18 @@ def test_the_largest_tensor_is_left_out_over_the_limit_and_named_once(memory: in
     assert state.missing == ("extra.huge",)
     assert state.trees["extra"]["position"] == 2
     assert state.tensors["extra.small"].tolist() == [1, 1, 1]
+
+
+def test_the_limit_that_is_asked_for_is_enough(memory: int) -> None:
+    warn = Warnings()
+    extra = tree_codec.encode({"huge": torch.arange(10 << 20), "small": torch.ones(3)}, "extra")
+    recorder(memory, warn=warn).write(1, final=True, parts=parts(1) | {"extra": extra})
+    (asked,) = re.findall(r"local_state_limit=(\d+)\.$", warn.texts[0])
+    recorder(memory, limit=int(asked), warn=warn).write(1, final=True, parts=parts(1) | {"extra": extra})
+    assert len(warn.texts) == 1
+    (state,) = local_state.read(memory)
+    assert state.missing == ()
+    assert torch.equal(state.tensors["extra.huge"], torch.arange(10 << 20))
 
 
 def test_a_part_without_tensors_is_left_out_whole_over_the_limit(memory: int) -> None:
