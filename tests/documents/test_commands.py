@@ -105,12 +105,15 @@ def folder(tmp_path: Path) -> Path:
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:
-    """Run a command as one does at a terminal; return its status and what it printed."""
+    """Run a command as one does at a terminal, but that torch is imported in two thirds of the time.
+
+    Return its status and what it printed.
+    """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
     process = subprocess.Popen(
         ["bash", "-o", "pipefail", "-c", command],
         cwd=folder,
-        env=environment | {"TMPDIR": str(folder)},
+        env=environment | {"TMPDIR": str(folder), "PYTHONPATH": str(ROOT / "scripts" / "campaign_start")},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
