@@ -724,11 +724,20 @@ class HostState:
         usual = document["usual_scheduler_steps"]
         return [0 if place is None else usual[place] for place in self._places(document)]
 
-    def stepped_since(self, counts: Sequence[int]) -> dict[str, int]:
-        """Return how many steps those that were not given have made beyond one. counts: as counts() said."""
+    def undo_steps(self, counts: Sequence[int], progress: Encoded) -> tuple[dict[str, int], bool]:
+        """Undo the steps of those that were not given, if one has made more than one, and no other any.
+
+        counts, progress: what counts() and progress() had said before. Returns how many steps each has made
+        that has made more than one, and whether they are undone.
+        """
         given = len(self.schedulers) - len(self.kept.schedulers)
-        made = [now - before for now, before in zip(self.counts(), counts, strict=True)][given:]
-        return {name: steps for name, steps in zip(self.kept.schedulers, made, strict=True) if steps > 1}
+        made = [now - before for now, before in zip(self.counts(), counts, strict=True)]
+        own = zip(self.kept.schedulers, made[given:], strict=True)
+        stepped = {name: steps for name, steps in own if steps > 1}
+        is_undone = bool(stepped) and not any(made[:given])
+        if is_undone:
+            self.restore_progress(progress)
+        return stepped, is_undone
 
     def unlike_saved(self, document: Mapping[str, Json]) -> list[str]:
         """Return sentences on what is kept without having been given, if the save has other such things."""

@@ -22,6 +22,7 @@ from jitckpt.bindings.interpose import Native, stream_of
 from jitckpt.data.loop import Loop
 from jitckpt.decisions import cut, memory_wanted
 from jitckpt.encoding.staging import Staging
+from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.faults import injection
 from jitckpt.hooks import parameter_data
 from jitckpt.hooks.carried_gradients import CarriedGradients
@@ -104,7 +105,7 @@ CARRIED_GRADIENTS = (
 )
 STEPPED_BY_SCRIPT = (
     "The script makes {count} steps of {name} between the restore and the first forward pass. jitckpt.init "
-    "was not given it, and has put it back all the same: its rate is another now than an undisturbed run's. "
+    "was not given it, and had put it back all the same: {now}. "
     "Leave these steps out, or give jitckpt.init keep_found=False."
 )
 IRREGULAR = (
@@ -186,7 +187,7 @@ class Protection:
     _astride = 0  # iterations of the loop that lie across a minibatch as it is counted
     _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
     _base = 0
-    _counts_restored: Sequence[int] = ()  # of schedulers' steps, until the first forward pass has ended
+    _schedules_restored: tuple[Sequence[int], Encoded] | None = None  # until the first forward pass
     _nothing_saved_before = False
     off: str | None = None  # why no state is saved any more
     _first_step_reported = False
@@ -422,7 +423,10 @@ class Protection:
     def set_base(self, step: int, path: Path | None) -> None:
         """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
-        self._counts_restored = self._host.counts() if step else ()
+        if step and self._host.kept.schedulers:
+            tree, tensors = self._host.progress()
+            progress = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
+            self._schedules_restored = self._host.counts(), progress
         self._saver.restored(step, path)
         self._hooks.step = step
         self._native.set_base(step)
@@ -513,6 +517,9 @@ class Protection:
 
     @_harmless
     def _settle_at_forward(self, step: int) -> None:
+        if self._schedules_restored is not None:
+            self._undo_steps_forward(*self._schedules_restored)
+            self._schedules_restored = None
         if self._variables is not None and not self._loop.is_used:
             self._variables.minibatch_begun(sys._getframe())
             if not self._variables.is_looking:
@@ -538,6 +545,13 @@ class Protection:
             self._reporter.warn_once(AVERAGE_CHANGES_LATE)
         if self._is_irregular():
             self._reporter.warn_once(IRREGULAR)
+
+    def _undo_steps_forward(self, counts: Sequence[int], progress: Encoded) -> None:
+        """A script may bring its scheduler forward itself, as it had to before that was kept."""
+        stepped, is_undone = self._host.undo_steps(counts, progress)
+        now = "they are undone" if is_undone else "its rate is another now than an undisturbed run's"
+        for name, count in stepped.items():
+            self._reporter.warn_on_first(STEPPED_BY_SCRIPT.format(name=name, count=count, now=now))
 
     def _look_at_extra_behind_step(self, text: str) -> None:
         before, self._extra_behind_step = self._extra_behind_step, None
@@ -578,10 +592,6 @@ class Protection:
     def _forward_ended(self, step: int) -> None:
         if self._draws.is_looking:
             self._draws.forward_ended()
-        if self._counts_restored:
-            for name, count in self._host.stepped_since(self._counts_restored).items():
-                self._reporter.warn_on_first(STEPPED_BY_SCRIPT.format(name=name, count=count))
-            self._counts_restored = ()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
         if self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:

@@ -137,6 +137,26 @@ def found():
     return model, [optimizer]
 
 
+def brought_forward():
+    # A scheduler that init is not given, and that the script brings forward itself.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Tanh(), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.8)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    first = job.restore()
+    for _ in range(first):
+        scheduler.step()
+    for step in range(first, 12):
+        optimizer.zero_grad()
+        model(torch.full((4, 8), 0.1 * step).cuda()).square().mean().backward()
+        reduce(model)
+        at("reduced")
+        optimizer.step()
+        scheduler.step()
+    model.register_buffer("last", torch.tensor(scheduler.last_epoch))
+    return model, [optimizer]
+
+
 def averaged():
     # Of more bytes than a rank keeps for itself.
     model = nn.Sequential(nn.Linear(8, 60000), nn.Tanh(), nn.Linear(60000, 1)).cuda()
@@ -259,6 +279,7 @@ def ends(out: str) -> list[str]:
         ("adversaries", {"step:4": 4, "step:9": 9}),
         ("gradients", {"step:6": 6, "scheduled:2": 8}),
         ("found", {"reduced:6": 6, "updated:9": 9}),
+        ("brought_forward", {"reduced:6": 6}),
         ("average", {"forward:5": 4, "forward:10": 9}),
         ("averaged", {"forward:5": 4}),
         ("noise", {"drawn:8": 8}),

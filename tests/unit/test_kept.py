@@ -147,14 +147,20 @@ def test_a_script_that_steps_one_of_them_forward_itself_is_told_from_one_that_st
     optimizer = optimizer_of()
     given, scheduler = lr_scheduler.ExponentialLR(optimizer, 0.5), lr_scheduler.StepLR(optimizer, 1)
     host = host_of(optimizer, Kept({STEP_LR: scheduler}), schedulers=[given])
-    counts = host.counts()
+    counts, progress = host.counts(), host.progress()
     optimizer.step()
     scheduler.step()
-    assert host.stepped_since(counts) == {}
+    assert host.undo_steps(counts, progress) == ({}, False)
+    assert scheduler.last_epoch == 1
     for _ in range(3):
+        scheduler.step()
+    assert host.undo_steps(counts, progress) == ({STEP_LR: 4}, True)
+    assert (scheduler.last_epoch, optimizer.param_groups[0]["lr"]) == (0, given.base_lrs[0])
+    for _ in range(2):
         given.step()
         scheduler.step()
-    assert host.stepped_since(counts) == {STEP_LR: 4}
+    assert host.undo_steps(counts, progress) == ({STEP_LR: 2}, False)
+    assert (scheduler.last_epoch, given.last_epoch) == (2, 2)
 
 
 def test_another_one_gets_none_of_it_and_a_sentence_names_both() -> None:
