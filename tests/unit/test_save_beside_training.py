@@ -12,6 +12,7 @@ from torch import Tensor
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.saves.layout import Identity
 from jitckpt.state.host_state import Shared
+from jitckpt.state.kept import NOTHING
 from jitckpt.state.optimizer_state import OptimizerPart
 from jitckpt.worker.saving.beside import Begun
 from jitckpt.worker.saving.history import SharedSnapshot
@@ -57,7 +58,7 @@ def shared(beside: Encoded) -> Shared:
 @pytest.fixture
 def saver(tmp_path: Path) -> Saver:
     unused: Any = None
-    host: Any = SimpleNamespace(device=None, scaler_state=lambda due: None)
+    host: Any = SimpleNamespace(device=None, scaler_state=lambda due: None, kept=NOTHING)
     made = Saver(
         PeriodicSettings(1, 1, replica=True),
         root=tmp_path,
