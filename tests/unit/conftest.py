@@ -1,5 +1,6 @@
 """What unit tests leave behind in their process, which others run in after them, in any order."""
 
+import importlib
 import signal
 from collections.abc import Iterator
 
@@ -13,3 +14,11 @@ def signals_as_before() -> Iterator[None]:
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture
+def nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of many loops: as each begins it looks at all objects of the process."""
+    made_in_loop = importlib.import_module("jitckpt.data.made_in_loop")
+    monkeypatch.setattr(made_in_loop, "watch", lambda: None)
+    monkeypatch.setattr(made_in_loop, "_known", None)

@@ -15,6 +15,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 
 SEED = 3
+pytestmark = pytest.mark.usefixtures("nothing_is_watched")
 
 
 class Rank:

@@ -19,7 +19,6 @@ from torch.distributed.tensor import Shard, distribute_tensor
 from torch.utils.data import DataLoader
 
 import jitckpt
-from jitckpt.data import made_in_loop
 from jitckpt.encoding.strides import others_than_rows
 from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.saves import folders, layout
@@ -295,14 +294,13 @@ def as_it_is(given: dict[str, Any]) -> None:
     """The gradients that the loop leaves are the next epoch's affair alone."""
 
 
+@pytest.mark.usefixtures("nothing_is_watched")
 @pytest.mark.filterwarnings("error:jitckpt. No state")
 @pytest.mark.parametrize(("place", "clears"), [("head", "behind"), ("tail", "before")])
 @pytest.mark.parametrize("change", [penalised, scaled, clipped, logged, stepped, copied, as_it_is])
 def test_gradients_that_an_epoch_changes_outside_of_its_batches_are_the_same_or_named(
-    change: Callable[[dict[str, Any]], None], clears: str, place: str, monkeypatch: pytest.MonkeyPatch
+    change: Callable[[dict[str, Any]], None], clears: str, place: str
 ) -> None:
-    monkeypatch.setattr(made_in_loop, "watch", lambda: None)  # which looks at every object of the process
-
     def train(directory: str) -> tuple[list[Any], list[str]]:
         torch.manual_seed(1)
         given, seen = objects(), []

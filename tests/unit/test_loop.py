@@ -46,13 +46,7 @@ from jitckpt.errors import JitckptError
 
 EPOCHS = 2
 WATCH = made_in_loop.watch
-
-
-@pytest.fixture(autouse=True)
-def nothing_is_watched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It looks at all objects of the process, which many a test has made."""
-    monkeypatch.setattr(made_in_loop, "watch", lambda: None)
-    monkeypatch.setattr(made_in_loop, "_known", None)
+pytestmark = pytest.mark.usefixtures("nothing_is_watched")
 
 
 class Squares(Dataset[Any]):
