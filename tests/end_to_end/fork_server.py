@@ -33,6 +33,8 @@ MODULES = (*spare.MODULES, "torch.distributed.run", "jitckpt.cli.run", "jitckpt.
 MOST_BYTES = 128 * 1024
 HIGH = 500  # no process of a test has so many descriptors
 PR_SET_CHILD_SUBREAPER = 36
+CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
+MNT_DETACH, MS_REC, MS_SLAVE = 2, 1 << 14, 1 << 19
 # What is not read by a library when it is loaded, and may so differ from job to job.
 RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
 LATER = (*RANKS, "JITCKPT_", "SOFTGPU_", "TEST_", "TMPDIR")
@@ -98,14 +100,19 @@ class ForkServer:
         folder: Path,
         environment: Mapping[str, str],
         pass_fds: Sequence[int] = (),
+        network: str = "",
     ) -> Popen:
-        """Run `command` (of Python's) in the folder, with exactly these variables, its output in pipes."""
+        """Run `command` (of Python's) in the folder, with exactly these variables, its output in pipes.
+
+        network: the name of the one that it is to run in (ip-netns(8)), if not in this process's.
+        """
         (out, their_out), (err, their_err) = os.pipe(), os.pipe()
         order = {
             "command": list(command),
             "folder": str(folder),
             "environment": dict(environment),
             "descriptors": [1, 2, *pass_fds],
+            "network": network,
         }
         _adopt_orphans(True)  # the process is one at first
         try:
@@ -129,32 +136,42 @@ class ForkServers:
     """Servers by what a job's processes have loaded, each started when it is first needed."""
 
     def __init__(self) -> None:
-        self._servers: dict[tuple[bool, bool], ForkServer] = {}
+        self._servers: dict[tuple[bool, str], ForkServer] = {}
 
-    def server_for(self, command: Sequence[str], environment: Mapping[str, str]) -> "ForkServer | None":
-        """Return the server for a launcher's command, None where it has to be a process of its own."""
+    def start(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> "Popen | None":
+        """Run a launcher; return None for what has to be a process of its own."""
+        network = ""
+        if [*command[:3]] == ["ip", "netns", "exec"]:
+            network, command = command[3], command[4:]
+        if [*command[:2]] == ["env", "-C"]:
+            folder, command = Path(command[2]), command[3:]
+            first = next(place for place, word in enumerate(command) if "=" not in word)
+            environment = {**environment, **dict(word.split("=", 1) for word in command[:first])}
+            command = command[first:]
         runs = "run" in command or "torch.distributed.run" in command
         if command[0] != sys.executable or not runs or "cuda" in command:
             return None
         several = "--nproc-per-node" in command and command[command.index("--nproc-per-node") + 1] != "1"
-        return self._server(environment, transparent="transparent" in command, several=several)
+        threads = environment.get("OMP_NUM_THREADS", "1" if several else "")  # as torchrun has it
+        server = self._server(environment, "transparent" in command, threads)
+        return server.start(command, folder, environment, network=network)
 
     def start_worker(
         self, command: Sequence[str], environment: Mapping[str, str], pass_fds: Sequence[int]
     ) -> Popen:
         """Run a worker without a launcher, `python script arguments`, on softgpu."""
-        server = self._server(environment, transparent=False, several=True)
+        server = self._server(environment, False, environment["OMP_NUM_THREADS"])
         return server.start(command, Path.cwd(), environment, pass_fds)
 
-    def _server(self, environment: Mapping[str, str], *, transparent: bool, several: bool) -> ForkServer:
-        kind = (transparent, several)
+    def _server(self, environment: Mapping[str, str], transparent: bool, threads: str) -> ForkServer:
+        kind = (transparent, threads)
         if kind not in self._servers:
             own = {name: value for name, value in environment.items() if not name.startswith(LATER)}
             own["PYTHONPATH"] = python_path()
             own |= device_environment("softgpu", 1, LIBRARIES, own, proxy=transparent)
-            own["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"  # as torchrun does, and the next
-            if several:
-                own.setdefault("OMP_NUM_THREADS", "1")
+            own["TORCH_NCCL_ASYNC_ERROR_HANDLING"] = "1"  # as torchrun does
+            if threads:
+                own["OMP_NUM_THREADS"] = threads
             self._servers[kind] = ForkServer(own)
         return self._servers[kind]
 
@@ -204,6 +221,8 @@ def _be_command(order: Any, descriptors: Sequence[int], loaded_with: Mapping[str
     for number, descriptor in zip(order["descriptors"], higher, strict=True):
         os.dup2(descriptor, number)
         os.close(descriptor)
+    if order["network"]:
+        _enter(order["network"])
     os.chdir(order["folder"])
     _mark(order["environment"].get(MARK, "0"))
     _take_over(order["environment"])
@@ -232,6 +251,22 @@ def _run(words: Sequence[str]) -> None:
         sys.path.insert(0, str(Path(words[0]).resolve().parent))
         autoload.begin()
         runpy.run_path(words[0], run_name="__main__")
+
+
+def _enter(network: str) -> None:
+    """Go into a network as `ip netns exec` does: with a /sys of that network, and without what lay in it."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor = os.open(f"/run/netns/{network}", os.O_RDONLY | os.O_CLOEXEC)
+    entered = (
+        libc.setns(descriptor, CLONE_NEWNET) == 0
+        and libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None) == 0
+        and libc.umount2(b"/sys", MNT_DETACH) == 0
+        and libc.mount(network.encode(), b"/sys", b"sysfs", 0, None) == 0
+    )
+    os.close(descriptor)
+    if not entered:
+        raise OSError(ctypes.get_errno(), f"can't enter the network {network}")
 
 
 def _mark(mark: str) -> None:

@@ -56,8 +56,7 @@ class Launcher:
             "PYTHONPATH": python_path(),
             "TMPDIR": str(self.directory),
         }
-        if server := SERVERS.server_for(command, environment):
-            process = server.start(command, self.directory, environment)
+        if process := SERVERS.start(command, self.directory, environment):
             self.started.append(process)
             return process
         process = subprocess.Popen(
