@@ -635,6 +635,11 @@ class HostState:
         """Return what may still change between an optimizer step and the next minibatch."""
         return self.take_progress(self.groups())()
 
+    def copied_progress(self) -> Encoded:
+        """Return the same, with copies of rates on the device: the script may change them in their place."""
+        tree, tensors = self.progress()
+        return Encoded(tree, {name: one.clone() for name, one in tensors.items()})
+
     def take_progress(self, groups: list[list[dict[str, Any]]]) -> Callable[[], Encoded]:
         """Take what `progress` says now, and return what returns it. groups: as groups() says now.
 

@@ -558,9 +558,7 @@ class Job:
         self._history.waits_for_boundary = True
         self._protection.watch_from_base()  # what the script has done since init is in every start
         if self._restored_parts is not None:
-            # Rates on the device are given by reference, and the script may change them in their place.
-            tree, tensors = self._host.progress()
-            self._progress_as_loop_began = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
+            self._progress_as_loop_began = self._host.copied_progress()
             self._host.put_gradients()
             if self._loop.goes_on:
                 self._as_restored = AsRestored(self._host)

@@ -424,9 +424,7 @@ class Protection:
         """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
         self._base = step
         if step and self._host.kept.schedulers:
-            tree, tensors = self._host.progress()
-            progress = Encoded(tree, {name: one.clone() for name, one in tensors.items()})
-            self._schedules_restored = self._host.counts(), progress
+            self._schedules_restored = self._host.counts(), self._host.copied_progress()
         self._saver.restored(step, path)
         self._hooks.step = step
         self._native.set_base(step)
