@@ -39,8 +39,9 @@ from torch.distributed.launcher import api as launcher
 from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.agent.migration import going_back, lost_job
+from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
-from jitckpt.agent.migration.shelf import Shelf
+from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf
 from jitckpt.agent.object_copies import ObjectCopies
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -54,6 +55,7 @@ from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
+from jitckpt.decisions.transparent import whole_snapshots
 from jitckpt.errors import (
     CheckpointError,
     HostsError,
@@ -73,7 +75,7 @@ from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, watched
-from jitckpt.saves import folders, starts
+from jitckpt.saves import directory_lock, folders, starts
 from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
@@ -200,7 +202,8 @@ class Agent(LocalElasticAgent):
         for number in NOTICES:
             if number not in before:
                 before[number] = signal.signal(number, self._on_notice)
-        self._shelf = self._make_shelf()
+        if self._config.max_nodes == 1:
+            self._shelf = self._make_shelf()
         mark = "" if self._shelf is None else self._shelf.mark
         self._children = Children(self._settings.save_deadline, self._settings.temporary, mark)
         try:
@@ -232,18 +235,42 @@ class Agent(LocalElasticAgent):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _make_shelf(self) -> Shelf | None:
-        """Return where snapshots are, with those of a launcher of this very job that was lost."""
+    def _make_shelf(self, place: tuple[int, int] = (0, 1)) -> Shelf | None:
+        """Return where snapshots are, with those of a launcher of this very job that was lost.
+
+        place: this host's, among how many. Raises HostsError.
+        """
         settings, spec = self._settings, self._worker_group.spec
         if settings.snapshot_every is None:
             return None
         assert settings.checkpoint_dir is not None
-        own = lost_job.whose(str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices)
-        shelf = Shelf(settings.checkpoint_dir, own)
+        folder, several = settings.checkpoint_dir, ""
+        if place[1] > 1:
+            folder, several = folder / f"{HOST}{place[0]}", self._children.mark
+            self._hold_folder(folder)
+        own = lost_job.whose(str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices, place)
+        shelf = Shelf(folder, own, several=several)
         for snapshot, sentence in shelf.refused:
             self._log.write("snapshot_refused", step=snapshot.step, text=sentence)
             say(f"the snapshot after step {snapshot.step} in {snapshot.path} is not gone on from: {sentence}")
         return shelf
+
+    def _hold_folder(self, folder: Path) -> None:
+        """Take this host's folder for its launcher. Raises HostsError."""
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            if (unlocked := directory_lock.hold(folder, self._settings.run)) is not None:
+                say(unlocked)
+        except (CheckpointError, OSError) as error:
+            raise HostsError(f"This host's snapshots can't be in {folder}: {error}") from error
+
+    def _take_place(self, place: tuple[int, int]) -> None:
+        """Have the snapshots of the host that has this place, and wait for one that is on its way."""
+        shelf = self._shelf
+        if shelf is None or shelf.directory.name != f"{HOST}{place[0]}":
+            shelf = self._shelf = self._make_shelf(place)
+        if shelf is not None:
+            shelf.settle()
 
     def _close_shelf(self) -> None:
         if self._shelf is None:
@@ -489,6 +516,7 @@ class Agent(LocalElasticAgent):
         listener = connections.listen(spec.local_addr)
         self._worker_store = store_at(spec.local_addr) if index == 0 else None
         memory = self._settings.memory
+        self._take_place((index, worker_group.group_world_size))
         for_memory = connections.listen(memory.address) if memory is not None and memory.address else None
         own = self._own_host(
             worker_group,
@@ -529,11 +557,24 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         self._count(met, spec)
         self._note_start(directory, met)
+        self._agree_on_snapshots(met)
         if directory is not None:
             self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._in_files = max(self._in_files, self._memory.gather(connected, self._to_cut_anew(directory)))
+
+    def _agree_on_snapshots(self, met: Sequence[Host]) -> None:
+        """Find which snapshots all hosts have: to the newest of them the job can go back."""
+        if self._shelf is None:
+            return
+        common = whole_snapshots.common([host.snapshots for host in met])
+        self._shelf.agree_on(common)
+        if not common and any(host.snapshots for host in met):
+            text = "not all hosts have the same snapshot"
+            self._log.write("not_gone_back", step=0, text=text)
+            if self._log.leading:
+                say(f"the job begins anew: {text}.")
 
     def _to_cut_anew(self, directory: Path | None) -> ToCutAnew | None:
         """Return where a state goes that other hosts than these had in memory; None where all always meet."""
@@ -566,6 +607,7 @@ class Agent(LocalElasticAgent):
             starts=self._starts_known(),
             free=self._free_restarts,
             name=self._settings.host_name,
+            snapshots=() if self._shelf is None else tuple(self._shelf.named),
         )
 
     def _check_first_start(self, met: Sequence[Host]) -> None:
@@ -816,6 +858,10 @@ class Agent(LocalElasticAgent):
         del start_method  # all workers are commands here
         self._starting = True
         try:
+            together = None
+            if self._hosts is not None:
+                together = AllMadeAgain(self._hosts, lambda: bool(self._signals))
+            made_again = self._go_back(torch_arguments["envs"][0], together)
             processes = WorkerProcesses(
                 self._settings,
                 self._log,
@@ -835,7 +881,8 @@ class Agent(LocalElasticAgent):
                 facts=self._facts(),
                 started=self._own_start(),
                 shelf=self._shelf,
-                made_again=self._go_back(torch_arguments["envs"][0]),
+                made_again=made_again,
+                said_before=() if together is None else together.others,
                 **torch_arguments,
             )
             processes.start()
@@ -848,30 +895,51 @@ class Agent(LocalElasticAgent):
             self._starting = False
         return processes
 
-    def _go_back(self, environment: Mapping[str, str]) -> MadeAgain | None:
-        """Make all ranks again from the newest snapshot, if there is one, before another start."""
-        shelf, found = self._shelf, self._settings.criu
-        if shelf is None or found is None:
+    def _go_back(self, environment: Mapping[str, str], together: AllMadeAgain | None) -> MadeAgain | None:
+        """Make all ranks again from the newest snapshot, if there is one, before another start.
+
+        together: with the other hosts, if there are any.
+        """
+        shelf = self._shelf
+        if shelf is None or self._settings.criu is None:
             return None
         shelf.settle()
-        armed = set(map(str, self._armed))
-        fired = [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed]
-        store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
         while (snapshot := shelf.newest) is not None:
-            try:
-                again = going_back.made_again(found, snapshot, store, fired, self._children.mark)
-            except NotMadeAgain as error:
-                self._log.write("not_gone_back", step=snapshot.step, text=str(error))
-                shelf.pass_over(snapshot)
-                older = shelf.newest
-                then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
-                say(f"the snapshot after step {snapshot.step} is of no use: {error} {then}")
-            else:
-                if self._last is None:  # of a launcher that was lost
+            again, why = self._made_again(snapshot, environment)
+            if together is not None:
+                why = together.why_not(snapshot.name, why)
+            if not why:
+                if self._last is None and again is not None and self._log.leading:  # of a lost launcher
                     made = datetime.fromtimestamp(again.plan["made"]).isoformat(sep=" ", timespec="seconds")
                     say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
                 return again
+            if again is not None:
+                again.undo()
+            self._log.write("not_gone_back", step=snapshot.step, text=why)
+            shelf.pass_over(snapshot)
+            older = shelf.newest
+            then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
+            if self._log.leading:
+                say(f"the snapshot after step {snapshot.step} is of no use: {why} {then}")
         return None
+
+    def _made_again(
+        self, snapshot: ProcessSnapshot, environment: Mapping[str, str]
+    ) -> tuple[MadeAgain | None, str]:
+        """Return this host's ranks as they were then; or why that can't be, a sentence."""
+        found = self._settings.criu
+        assert found is not None
+        armed = set(map(str, self._armed))
+        fired = [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed]
+        store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
+        hosts = 1 if self._hosts is None else len(self._hosts.all)
+        try:
+            again = going_back.made_again(
+                found, snapshot, store, fired, mark=self._children.mark, hosts=hosts
+            )
+        except NotMadeAgain as error:
+            return None, str(error)
+        return again, ""
 
 
 def _job_of(directory: Path) -> str:

@@ -93,7 +93,7 @@ class Supervisor(threading.Thread):
         proxies: Proxies | None = None,
         mistakes_before: frozenset[str] = frozenset(),
         protection: MemoryProtection | None = None,
-        said_before: Sequence[Arrived] = (),
+        said_before: Sequence[Arrived | Unclear | HostLost] = (),
         elastic: bool = False,
         snapshot: Callable[[], int | None] = lambda: None,
     ) -> None:
@@ -188,7 +188,7 @@ class Supervisor(threading.Thread):
                 self._selector.register(worker.socket, selectors.EVENT_READ, _bound(self._receive, worker))
                 self._selector.register(worker.pidfd, selectors.EVENT_READ, _bound(self._ended, worker))
             for arrived in self._said_before:
-                self._hear_or_note(arrived)
+                self._take(arrived)
             self._outcome = self._supervise()
         except BaseException as error:
             self._error = error
@@ -634,12 +634,16 @@ class Supervisor(threading.Thread):
     def _hear_hosts(self) -> None:
         assert self._hosts is not None
         for arrived in self._hosts.take():
-            if isinstance(arrived, HostLost):
-                self._lose(arrived)
-            elif isinstance(arrived, Unclear):
-                self._note_nonsense(self._hosts.name(arrived.host), arrived.error)
-            else:
-                self._hear_or_note(arrived)
+            self._take(arrived)
+
+    def _take(self, arrived: Arrived | Unclear | HostLost) -> None:
+        assert self._hosts is not None
+        if isinstance(arrived, HostLost):
+            self._lose(arrived)
+        elif isinstance(arrived, Unclear):
+            self._note_nonsense(self._hosts.name(arrived.host), arrived.error)
+        else:
+            self._hear_or_note(arrived)
 
     def _hear_or_note(self, arrived: Arrived) -> None:
         assert self._hosts is not None

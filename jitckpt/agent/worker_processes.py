@@ -17,10 +17,11 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.going_back import MadeAgain
+from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.shelf import Shelf
-from jitckpt.agent.migration.snapshots import ProcessSnapshots
+from jitckpt.agent.migration.snapshots import FollowedSnapshots, ProcessSnapshots
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.agent.processes.children import Children
@@ -28,7 +29,7 @@ from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.progress import ProgressTeller
 from jitckpt.agent.protection import MemoryProtection
-from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.control import LEADER, ControlSocket, Proxies, WaitsBehindStep
 from jitckpt.agent.proxies.exchange import ExchangeSettings
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
@@ -46,7 +47,7 @@ from jitckpt.errors import (
 from jitckpt.events import EventLog
 from jitckpt.faults import injection
 from jitckpt.faults.injection import FaultSpec
-from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
+from jitckpt.hosts.connections import PATIENCE, Arrived, HostLost, Hosts, Unclear
 from jitckpt.hosts.standbys import Standby
 from jitckpt.ring import local_state, wishes
 from jitckpt.ring.copies import ANSWER_SECONDS, Copier
@@ -88,7 +89,6 @@ class WorkerProcesses(PContext):
     _open = False
     _first_step = 0  # of this start
     # Where this host comes in the place of another, what that has known.
-    _said_before: Sequence[Arrived] = ()
     _known_place: TreePlace | None = None
 
     def __init__(
@@ -113,12 +113,13 @@ class WorkerProcesses(PContext):
         started: Start = Start(),  # noqa: B008
         shelf: Shelf | None = None,
         made_again: MadeAgain | None = None,
+        said_before: Sequence[Arrived | Unclear | HostLost] = (),
         numa_options: Any = None,
         **torch_arguments: Any,
     ) -> None:
         """standbys: who stands by now. facts: what one of them needs to know of the job.
 
-        shelf: for snapshots. made_again: the workers, which come from one.
+        shelf: for snapshots. made_again: the workers, which come from one. said_before: by other hosts.
         """
         super().__init__(**torch_arguments)
         self._settings = settings
@@ -146,6 +147,7 @@ class WorkerProcesses(PContext):
         self._make_taking_in = taking_in
         self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
         self._shelf, self._made_again = shelf, made_again
+        self._said_before = said_before
 
     def start(self) -> None:
         """Start the workers and what copies their logs; signals, unlike in torch, are the agent's affair."""
@@ -310,19 +312,26 @@ class WorkerProcesses(PContext):
             self._made_again.adopt(proxies)
         return proxies
 
-    def _suspension(self) -> Suspending | ProcessSnapshots | None:
+    def _suspension(self) -> WaitsBehindStep | None:
         if self._shelf is not None and self._mover is not None and self._resting_place is not None:
             assert self._settings.snapshot_every is not None
-            return ProcessSnapshots(
+            dumps = HostDumps(
                 self._mover,
                 [worker.rank for worker in self._workers.values()],
                 self._shelf,
                 self._log,
-                every=self._settings.snapshot_every,
-                say=say,
                 place=self._resting_place,
                 barrier=self._barrier,
+            )
+            if self._hosts is not None and self._hosts.index != LEADER:
+                return FollowedSnapshots(dumps, self._hosts)
+            return ProcessSnapshots(
+                dumps,
+                self._log,
+                every=self._settings.snapshot_every,
+                say=say,
                 gone_back_to=None if self._made_again is None else self._made_again.step,
+                hosts=self._hosts,
             )
         if self._resting_place is None or self._mover is None or self._log.directory is None:
             return None

@@ -143,7 +143,7 @@ def _take_directory(args: argparse.Namespace) -> str:
     Raises CheckpointError if another has it.
     """
     run = uuid.uuid4().hex
-    if args.snapshot_every is not None:
+    if args.snapshot_every is not None and not _has_several_hosts(args):  # each has a folder of its own
         args.checkpoint_dir.mkdir(parents=True, exist_ok=True)
         if (unlocked := directory_lock.hold(args.checkpoint_dir, run)) is not None:
             say(unlocked)
@@ -495,13 +495,17 @@ def _check_modes(args: argparse.Namespace) -> None:
         )
     if args.standby and args.coordination is not None:
         raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
-    if args.standby and (args.standalone or torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1):
+    if args.standby and not _has_several_hosts(args):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
     if args.standby and args.secret_file is None:
         raise ValueError(
             "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
             "rendezvous' store could have processes of his own made here"
         )
+
+
+def _has_several_hosts(args: argparse.Namespace) -> bool:
+    return not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
 
 
 def _check_held(args: argparse.Namespace) -> None:
@@ -515,8 +519,11 @@ def _check_held(args: argparse.Namespace) -> None:
             raise ValueError("--snapshot-every: not yet with --suspendable, nor with --broken-device")
     if args.mode != "transparent":
         raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
-    if not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1:
-        raise ValueError(f"{option}: not yet with several hosts, only with one (--nnodes 1)")
+    if _has_several_hosts(args):
+        if args.suspendable:
+            raise ValueError(f"{option}: not yet with several hosts, only with one (--nnodes 1)")
+        if args.coordination is not None or args.min_hosts is not None:
+            raise ValueError(f"{option}: on several hosts not yet with --coordination, nor with --min-hosts")
     if args.checkpoint_dir is None:
         raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
     if shutil.which("nsenter") is None:

@@ -244,6 +244,109 @@ class StepsCome(AgentMessage):
 
 
 @dataclass(frozen=True)
+class AskSnapshot(AgentMessage):
+    """Can your ranks' processes be written, and how far are they? Answered by SnapshotAnswer."""
+
+    type = "ask_snapshot"
+    number: int
+
+
+@dataclass(frozen=True)
+class WaitBehind(AgentMessage):
+    """Have your ranks wait behind this step; answered by SnapshotAnswer. 0: behind none, and no answer."""
+
+    type = "wait_behind"
+    number: int
+    step: int
+
+    def problem(self) -> str | None:
+        return None if 0 <= self.step < 1 << 63 else f"{self.step} is no step"
+
+
+@dataclass(frozen=True)
+class SnapshotAnswer(AgentMessage):
+    """The answer to the question of this number. steps: the newest that each rank has begun by now.
+
+    ready: not before all ranks use their devices. why: the ranks' processes can't be written, the end of a
+    sentence; never: that stays so.
+    """
+
+    type = "snapshot_answer"
+    number: int
+    steps: list[int]
+    ready: bool = True
+    why: str = ""
+    never: bool = False
+
+
+@dataclass(frozen=True)
+class DumpRanks(AgentMessage):
+    """All ranks of the job rest: write the processes of yours. Answered by RanksDumped."""
+
+    type = "dump_ranks"
+    name: str
+    step: int
+
+
+@dataclass(frozen=True)
+class RanksDumped(AgentMessage):
+    """The host's processes are written, unless it says why not; behind it the keys of the job's store.
+
+    A line of hexadecimal digits for each that a rank may have changed.
+    """
+
+    type = "ranks_dumped"
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
+class SnapshotTaken(AgentMessage):
+    """The processes of all hosts are written, or not all: put it on your disk, or away, and go on."""
+
+    type = "snapshot_taken"
+    name: str
+    made: bool
+
+
+@dataclass(frozen=True)
+class SnapshotPut(AgentMessage):
+    """The host's part of a snapshot is on its disk, unless it says why not; in bytes, as shelf.Size is."""
+
+    type = "snapshot_put"
+    name: str
+    why: str
+    images: int
+    stored: int
+    disk: int
+
+
+@dataclass(frozen=True)
+class SnapshotWhole(AgentMessage):
+    """A snapshot is on the disks of all hosts, and older ones may go; or it is not, and goes itself."""
+
+    type = "snapshot_whole"
+    name: str
+    made: bool
+
+
+@dataclass(frozen=True)
+class ForgetSnapshots(AgentMessage):
+    """What was recovered may be wrong, and is in the snapshots: none of them is of any use."""
+
+    type = "forget_snapshots"
+
+
+@dataclass(frozen=True)
+class RanksMadeAgain(AgentMessage):
+    """The host's ranks are there again as in this snapshot, unless it says why not."""
+
+    type = "ranks_made_again"
+    name: str
+    why: str
+
+
+@dataclass(frozen=True)
 class Keepers(CheckedPart):
     """Where a host's ranks' newest step is: the hosts `by` have all of it, those of `parts` all together."""
 
@@ -389,7 +492,11 @@ OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
 OF_MEMORY = (Counted, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
 OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
 OfMemory = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
-OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome)
+OF_SNAPSHOTS = (
+    *(AskSnapshot, WaitBehind, SnapshotAnswer, DumpRanks, RanksDumped, SnapshotTaken, SnapshotPut),
+    *(SnapshotWhole, ForgetSnapshots, RanksMadeAgain),
+)
+OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome, *OF_SNAPSHOTS)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
 KINDS: dict[str, type[AgentMessage]] = checked.by_type(
     (

@@ -56,6 +56,7 @@ class Host(CheckedPart):
     free: int = 0  # of `restarts`: those that do not count, as hosts were lost or have come
     job: str = ""  # whose the checkpoint directory is, if anybody has used that
     name: str = ""  # by which a scheduler knows it
+    snapshots: tuple[tuple[int, str], ...] = ()  # of its ranks' processes: of each the step and the name
 
     def problem(self) -> str | None:
         ports = (self.port, self.worker_store, self.reserve, self.memory_port)

@@ -3,7 +3,7 @@
 import contextlib
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +45,7 @@ class MadeAgain:
     relay: StoreRelay
     barrier: StepBarrier | None
     resting_place: RestingPlace
+    undo: Callable[[], None]  # ends the processes, before anybody has adopted them
 
     def worker(self, local_rank: int, kept: Children) -> Worker:
         """Return one of them."""
@@ -54,7 +55,8 @@ class MadeAgain:
         """Have all go on once they are watched."""
         for one in self.ranks:
             one.adopt(proxies, self.relay)
-        proxies.go_on_from(self.plan["rest"])
+        if self.plan["rest"]:  # on the first host
+            proxies.go_on_from(self.plan["rest"])
 
     def variables(self, rank: int) -> dict[str, str]:
         """Return what is another for a rank's server than its worker was told."""
@@ -64,11 +66,17 @@ class MadeAgain:
 
 
 def made_again(
-    found: Criu, snapshot: ProcessSnapshot, store: tuple[str, int], fired: Sequence[str], mark: str
+    found: Criu,
+    snapshot: ProcessSnapshot,
+    store: tuple[str, int],
+    fired: Sequence[str],
+    *,
+    mark: str,
+    hosts: int,
 ) -> MadeAgain:
-    """Make all processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own.
+    """Make this host's processes of a snapshot again. store: a new one, for their job. mark: for CRIU's own.
 
-    fired: rehearsed failures that have happened by now. Raises NotMadeAgain.
+    fired: rehearsed failures that have happened by now. hosts: of the job. Raises NotMadeAgain.
     """
     with contextlib.ExitStack() as images, contextlib.ExitStack() as undo:
         try:
@@ -80,9 +88,9 @@ def made_again(
         undo.callback(_undo, ranks)
         try:
             _wait_until_free([number for folder in folders.values() for number in criu.numbers(folder)])
-            content = {bytes.fromhex(k): bytes.fromhex(v) for k, v in plan["store"].items()}
-            undo.callback(snapshots.empty, *store, content)
-            snapshots.fill(*store, content)
+            if content := {bytes.fromhex(k): bytes.fromhex(v) for k, v in plan["store"].items()}:
+                undo.callback(snapshots.empty, *store, content)
+                snapshots.fill(*store, content)
             relay = StoreRelay(*store, plan["relay"])
             undo.callback(relay.close)
             place = RestingPlace(len(ranks))
@@ -90,7 +98,7 @@ def made_again(
             place.go_on_from(plan["steps"], fired)
             barrier = None
             if plan["barrier"]:
-                barrier = StepBarrier(len(ranks))
+                barrier = StepBarrier(len(ranks), hosts)
                 undo.callback(barrier.close)
                 barrier.fill(bytes.fromhex(plan["barrier"]))
             shared = {"jitckpt-rest": place.file}
@@ -99,8 +107,7 @@ def made_again(
                 _make_again(found, one, shared, mark)
         except (CriuError, OSError, RuntimeError) as error:  # RuntimeError: torch's store
             raise NotMadeAgain(str(error)) from error
-        undo.pop_all()
-    return MadeAgain(snapshot.step, plan, ranks, relay, barrier, place)
+        return MadeAgain(snapshot.step, plan, ranks, relay, barrier, place, undo.pop_all().close)
 
 
 def _undo(ranks: Sequence[RankFromImages]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import xxhash
 
 from jitckpt.agent.migration import looked_at
-from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, left, told_of
+from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, left, of_hosts, told_of
 from jitckpt.bindings import criu
 from jitckpt.decisions.transparent.whose import begin_of_largest_gap
 from jitckpt.system import process_tree
@@ -21,14 +21,24 @@ CPU_INFO = "/proc/cpuinfo"
 HIGHEST = "/proc/sys/kernel/pid_max"
 
 
-def whose(command: str, arguments: Sequence[object], ranks: int, devices: Sequence[str]) -> dict[str, Any]:
-    """Return what a snapshot that this job goes on from has to be of (decisions/transparent/whose.py)."""
+def whose(
+    command: str,
+    arguments: Sequence[object],
+    ranks: int,
+    devices: Sequence[str],
+    place: tuple[int, int] = (0, 1),
+) -> dict[str, Any]:
+    """Return what a snapshot that this job goes on from has to be of (decisions/transparent/whose.py).
+
+    place: this host's number, and of how many.
+    """
     words = [command, *map(str, arguments)]
     return {
         "command": words,
         "folder": os.getcwd(),
         "files": {word: digest for word in words[1:] if (digest := _digest(Path(word)))},
         "ranks": ranks,
+        "place": list(place),
         "devices": list(devices),
         "user": os.geteuid(),
         "versions": versions(),
@@ -40,19 +50,23 @@ def whose(command: str, arguments: Sequence[object], ranks: int, devices: Sequen
 def where_to_count_from(directory: Path) -> int | None:
     """Return the number of a first process for namespaces in which a snapshot's numbers are free.
 
-    None if they are free here: those of the lost job itself are about to end.
+    None if they are free here: those of the lost job itself are about to end. directory: the job's, in which
+    there may be a folder for each host.
     """
-    for snapshot in reversed(left(directory)):
-        try:
-            mark = str(told_of(snapshot)["mark"])
-            numbers = _numbers(snapshot)
-        except (DamagedSnapshot, KeyError, OSError):
-            continue
-        own = process_tree.of_job(mark, ())
-        if any(looked_at.name_of(number) and _process_of(number) not in own for number in numbers):
-            return begin_of_largest_gap(numbers, int(Path(HIGHEST).read_text()))
-        return None
-    return None
+    every: list[int] = []
+    is_taken = False
+    for folder in (directory, *of_hosts(directory)):
+        for snapshot in reversed(left(folder)):
+            try:
+                mark = str(told_of(snapshot)["mark"])
+                numbers = _numbers(snapshot)
+            except (DamagedSnapshot, KeyError, OSError):
+                continue
+            own = process_tree.of_job(mark, ())
+            every += numbers
+            is_taken |= any(looked_at.name_of(one) and _process_of(one) not in own for one in numbers)
+            break
+    return begin_of_largest_gap(every, int(Path(HIGHEST).read_text())) if is_taken else None
 
 
 def _numbers(snapshot: ProcessSnapshot) -> list[int]:

@@ -14,7 +14,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -24,11 +24,13 @@ from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.image_folder import PIECE
 from jitckpt.agent.migration.pages import BLOCK, PAGE, Adding, Pages, pieces, read_index
 from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.decisions.transparent.whole_snapshots import Named
 from jitckpt.decisions.transparent.whose import why_not
 from jitckpt.errors import JitckptError
 from jitckpt.system.left_folders import OPEN
 
 PREFIX, UNFINISHED = "snapshot-", "unfinished-snapshot-"
+HOST = "host-"  # a folder in the job's directory, where it has several hosts
 PLAN = "plan.json"
 PAGES = "pages-of-snapshots"
 INDEX = ".index"  # behind the name of an image of pages, for where these are
@@ -43,10 +45,11 @@ class DamagedSnapshot(JitckptError):
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """A whole one."""
+    """A whole one. name: that all hosts have for it."""
 
     path: Path
     step: int
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -66,30 +69,39 @@ def left(directory: Path) -> list[ProcessSnapshot]:
     )
 
 
+def of_hosts(directory: Path) -> list[Path]:
+    """Return the folders that hosts of a job have in its directory."""
+    return sorted(path for path in directory.glob(f"{HOST}*") if path.name.removeprefix(HOST).isdigit())
+
+
 class Shelf:
     """Of one launcher, over all starts of its ranks. A snapshot is put there by a thread of its own.
 
     mark: by which all processes of the job are found, those that come from a snapshot too.
     """
 
-    def __init__(self, directory: Path, whose: Mapping[str, Any]) -> None:
-        """whose: what it is of, as decisions/transparent/whose.py has it."""
-        self._directory, self._whose = directory, whose
+    def __init__(self, directory: Path, whose: Mapping[str, Any], *, several: str = "") -> None:
+        """whose: what it is of, as decisions/transparent/whose.py has it.
+
+        several: the mark, where a job has several hosts: what was put is of use once all of them have it.
+        """
+        self.directory, self._whose, self._several = directory, whose, bool(several)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
         self._comes = 0
-        self.mark = f"{os.getpid()}-{secrets.token_hex(8)}"
+        self.mark = several or f"{os.getpid()}-{secrets.token_hex(8)}"
         self._whole: list[ProcessSnapshot] = []  # the oldest first
+        self._put: ProcessSnapshot | None = None  # that not all hosts are known to have
+        self._stays = KEPT  # how many whole ones
         self._refused: list[tuple[ProcessSnapshot, str]] = []
         self._pages = Pages(directory / PAGES)
         self._sort_out()
         self._remove_unfinished()
-        with contextlib.suppress(OSError):  # it can't be read, so nothing of it is given back
-            self._pages.keep(self._indexes())
+        self._give_back()
 
     def _sort_out(self) -> None:
         """Find what a lost launcher of this very job has left; the rest stays until there is another."""
-        for snapshot in left(self._directory):
+        for snapshot in left(self.directory):
             try:
                 plan = told_of(snapshot)
                 why = why_not(plan["whose"], self._whose)
@@ -101,8 +113,9 @@ class Shelf:
                 if why:
                     self._refused.append((snapshot, f"It is {why}."))
                 else:
-                    self._whole.append(snapshot)
-                    self.mark = plan["mark"]
+                    self._whole.append(replace(snapshot, name=str(plan["name"])))
+                    if not self._several:
+                        self.mark = plan["mark"]
 
     @property
     def refused(self) -> list[tuple[ProcessSnapshot, str]]:
@@ -118,13 +131,13 @@ class Shelf:
     @property
     def step(self) -> int | None:
         """The step of the newest, also if it is still being made whole; None if there is none."""
-        if self.is_busy:
+        if self.is_busy and not self._several:
             return self._comes
         return None if (newest := self.newest) is None else newest.step
 
     def begin(self, step: int, *, in_memory: bool) -> "Draft":
         """Return a folder for a new one. Raises OSError."""
-        path = self._directory / f"{UNFINISHED}{step:010}"
+        path = self.directory / f"{UNFINISHED}{step:010}"
         shutil.rmtree(path, ignore_errors=True)
         path.mkdir(0o700, parents=True)
         return Draft(path, step, in_memory=in_memory)
@@ -139,17 +152,16 @@ class Shelf:
             own = {"whose": self._whose, "mark": self.mark, "made": time.time()}
             try:
                 images, stored = draft.finish({**plan, **own}, self._pages)
-                path = self._directory / f"{PREFIX}{draft.step:010}"
+                path = self.directory / f"{PREFIX}{draft.step:010}"
                 shutil.rmtree(path, ignore_errors=True)
                 draft.path.rename(path)
-                _sync(self._directory)
+                _sync(self.directory)
                 with self._lock:
-                    before = self._whole[1 - KEPT :] if draft.in_memory else []
-                    before = [one for one in before if one.step != draft.step]
-                    self._whole = [*before, ProcessSnapshot(path, draft.step)]
-                    kept = [one.path for one in self._whole]
-                self._remove(keep=kept)
-                self._pages.keep(self._indexes())
+                    self._put = ProcessSnapshot(path, draft.step, str(plan["name"]))
+                    self._stays = KEPT if draft.in_memory else 1
+                if not self._several:
+                    self.all_have()
+                kept = [one.path for one in self._there()]
                 size = Size(images, stored, self._pages.bytes_on_disk + sum(map(_bytes_on_disk, kept)))
             except OSError as failed:
                 draft.drop()
@@ -160,11 +172,52 @@ class Shelf:
         self._thread = threading.Thread(target=work, name="jitckpt-snapshot", daemon=True)
         self._thread.start()
 
+    def all_have(self) -> None:
+        """What was put is whole on all hosts: the older ones go that nobody needs."""
+        with self._lock:
+            if self._put is None:
+                return
+            before = [one for one in self._whole if one.step != self._put.step]
+            self._whole = [*before, self._put][-self._stays :]
+            self._put = None
+            kept = [one.path for one in self._whole]
+        self._remove(keep=kept)
+        self._give_back()
+
+    def not_all_have(self) -> None:
+        """What was put is not whole on some host: it goes."""
+        with self._lock:
+            put, self._put = self._put, None
+        if put is not None:
+            shutil.rmtree(put.path, ignore_errors=True)
+            self._give_back()
+
+    def _give_back(self) -> None:
+        """Give pages back to the disk that no snapshot has any more."""
+        with contextlib.suppress(OSError):  # they can't be read, so nothing of them is given back
+            self._pages.keep(self._indexes())
+
+    @property
+    def named(self) -> list[Named]:
+        """Those that are whole here, each with its step and its name."""
+        return [(one.step, one.name) for one in self._there()]
+
+    def agree_on(self, common: Collection[Named]) -> None:
+        """These are whole on all hosts; no other is of any use until there is a newer one."""
+        with self._lock:
+            there = [*self._whole, *([] if self._put is None else [self._put])]
+            self._whole = [one for one in there if (one.step, one.name) in common]
+            self._put = None
+
+    def _there(self) -> list[ProcessSnapshot]:
+        with self._lock:
+            return [*self._whole, *([] if self._put is None else [self._put])]
+
     @property
     def free(self) -> int:
         """How many bytes there is room for. Raises OSError."""
-        self._directory.mkdir(parents=True, exist_ok=True)
-        status = os.statvfs(self._directory)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        status = os.statvfs(self.directory)
         return status.f_bavail * status.f_frsize
 
     @property
@@ -186,21 +239,21 @@ class Shelf:
     def forget(self) -> None:
         """None is of any use any more, also of those that were not taken."""
         with self._lock:
-            self._whole = []
+            self._whole, self._put = [], None
         self._remove(keep=[])
         self._pages.forget()
         self._pages.keep([])
 
     def _indexes(self) -> list[Path]:
-        return [path for one in left(self._directory) for path in one.path.glob(f"rank-*/*{INDEX}")]
+        return [path for one in left(self.directory) for path in one.path.glob(f"rank-*/*{INDEX}")]
 
     def _remove(self, keep: Collection[Path]) -> None:
-        for snapshot in left(self._directory):
+        for snapshot in left(self.directory):
             if snapshot.path not in keep:
                 shutil.rmtree(snapshot.path, ignore_errors=True)
 
     def _remove_unfinished(self) -> None:
-        for path in self._directory.glob(f"{UNFINISHED}*"):
+        for path in self.directory.glob(f"{UNFINISHED}*"):
             shutil.rmtree(path, ignore_errors=True)
 
 

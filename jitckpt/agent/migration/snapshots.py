@@ -1,103 +1,205 @@
 """Has all ranks of a job written to files now and then, while they go on: to go back there if one dies.
 
-A snapshot is what a suspended job is (suspending.py), but that the processes run on. Whoever calls this is
-the supervisor's thread; the files are put on the disk by another one (shelf.py), while the training goes on.
+A snapshot is what a suspended job is (suspending.py), but that the processes run on. The first host asks for
+it; all hosts write their ranks' processes at the same time, and put them on their disks while the training
+goes on (shelf.py). It is of use once it is whole on all of them. Whoever calls this is the supervisor's
+thread.
 """
 
-import contextlib
-import os
+import secrets
 import selectors
-import socket
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
+from queue import SimpleQueue
+from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from jitckpt.agent.migration import looked_at
-from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, peeked
-from jitckpt.agent.migration.shelf import Draft, Shelf, Size
+from jitckpt.agent.migration.host_dumps import HostDumps
+from jitckpt.agent.migration.move import MoveError
+from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.migration.store_relay import StoreError
-from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
-from jitckpt.agent.proxies.step_barrier import StepBarrier
-from jitckpt.bindings import criu
+from jitckpt.agent.migration.suspending import TRIES
+from jitckpt.agent.proxies.control import LEADER
 from jitckpt.bindings.criu import CriuError
-from jitckpt.console import show_size
-from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension, validation
 from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
-from jitckpt.system import network_lock
-from jitckpt.system.resting_place import RestingPlace
-from jitckpt.wire.moves import DumpedRank
+from jitckpt.hosts.connections import Arrived, Hosts
+from jitckpt.wire import agents
+from jitckpt.wire.agents import AgentMessage
 
-ROOM = 2.5  # times the images, that are free where they are written to memory first
-DUMPS = 4  # of a rank, of which one has to come between two words that it says
 PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a minibatch is known to be valid
+ANSWER_SECONDS = 30.0  # in which another host says how far its ranks are
+LOOK_SECONDS = 0.05  # between two looks whether this host's part is on its disk
+FAILURES = (MoveError, CriuError, StoreError, OSError, RuntimeError)
+
+# Nothing is under way; others are asked whether it can be done, then told of the step; all come there;
+# their processes are written; what is written is put on the disks.
+Phase = Literal["idle", "checking", "asking", "telling", "coming", "writing", "putting"]
 
 
-class ProcessSnapshots:
-    """Of one start of the ranks, all on this host."""
+class _HostPart:
+    """What both the first host and the others are to their proxies."""
+
+    next_look: float | None = None
+
+    def __init__(self, dumps: HostDumps) -> None:
+        self._dumps = dumps
+
+    def look(self) -> None:
+        """Nothing depends on the time."""
+
+    def watch(self, selector: selectors.BaseSelector) -> None:
+        """Nobody speaks to it but the other hosts."""
+
+    def close(self) -> None:
+        """The ranks have ended."""
+        self._dumps.drop()
+
+
+class FollowedSnapshots(_HostPart):
+    """On a host that is not the first: does what that one asks for."""
+
+    def __init__(self, dumps: HostDumps, hosts: Hosts) -> None:
+        super().__init__(dumps)
+        self._hosts = hosts
+        self._name = ""
+
+    def note(self, event: str, details: Mapping[str, object]) -> None:
+        """Nothing is agreed on here."""
+
+    def carry_out(self, go_on: Callable[[], None]) -> None:
+        """The first host says when."""
+        raise RuntimeError("the first host alone knows that all ranks rest")
+
+    def hear_host(self, arrived: Arrived) -> None:
+        """Take in what another agent says. Raises KeyError if it is not for it to say."""
+        if arrived.host != LEADER:
+            raise KeyError(f"host {arrived.host} does not lead snapshots")
+        dumps = self._dumps
+        match arrived.message:
+            case agents.AskSnapshot(number):
+                never = dumps.why_never()
+                why = never or (dumps.why_not() if dumps.is_ready else "")
+                self._say(agents.SnapshotAnswer(number, dumps.place.steps, dumps.is_ready, why, bool(never)))
+            case agents.WaitBehind(number, step):
+                dumps.place.want(step)
+                if step:
+                    self._say(agents.SnapshotAnswer(number, dumps.place.steps))
+            case agents.DumpRanks(name, step):
+                self._dump(name, step)
+            case agents.SnapshotTaken(name, made) if name == self._name:
+                if made:
+                    dumps.put({"name": name, "rest": {}, "store": {}}, partial(self._is_put, name))
+                else:
+                    dumps.drop()
+            case agents.SnapshotWhole(name, made) if name == self._name:
+                dumps.shelf.all_have() if made else dumps.shelf.not_all_have()
+            case agents.ForgetSnapshots():
+                dumps.shelf.settle()
+                dumps.shelf.forget()
+
+    def _dump(self, name: str, step: int) -> None:
+        why, keys = "", set[bytes]()
+        try:
+            self._dumps.dump(step)
+            keys = self._dumps.mover.relay.written
+        except FAILURES as error:
+            why = str(error)
+        self._name = name
+        data = b"\n".join(key.hex().encode() for key in sorted(keys))
+        self._hosts.send(LEADER, agents.RanksDumped(name, why), data)
+
+    def _is_put(self, name: str, size: Size, error: OSError | None) -> None:
+        why = "" if error is None else str(error)
+        self._say(agents.SnapshotPut(name, why, size.images, size.stored, size.disk))
+
+    def _say(self, message: AgentMessage) -> None:
+        self._hosts.send(LEADER, message)
+
+
+class ProcessSnapshots(_HostPart):
+    """On the first host, or the only one."""
 
     def __init__(
         self,
-        mover: Mover,
-        ranks: Sequence[int],
-        shelf: Shelf,
+        dumps: HostDumps,
         log: EventLog,
         *,
         every: float,
         say: Callable[[str], None],
-        place: RestingPlace,
-        barrier: StepBarrier | None,
         gone_back_to: int | None,
+        hosts: Hosts | None = None,
     ) -> None:
         """every: seconds from one to the next. gone_back_to: the step of the snapshot that they come from."""
-        self._mover, self._ranks, self._place, self._barrier = mover, list(ranks), place, barrier
-        self._shelf, self._every, self._log, self._say = shelf, every, log, say
+        super().__init__(dumps)
+        self._shelf, self._every, self._log, self._say = dumps.shelf, every, log, say
+        self._hosts = hosts
+        self._others = frozenset(() if hosts is None else range(1, len(hosts.all)))
         self._begun = time.monotonic()
-        self._asked_at = 0.0  # 0: all go on
+        self._phase: Phase = "idle"
+        self._number = 0  # of the newest question
+        self._awaited: set[int] = set()  # hosts whose answers lack
+        self._answers: dict[int, agents.SnapshotAnswer] = {}
+        self._until = 0.0  # when they have to be there
+        self._newest_then = 0  # this host's newest step as the others were asked
+        self._tries = 0
         self._due: float | None = None  # from the first minibatch on that is known to be valid
         self._gone_back_to = gone_back_to
-        self._step = self._bytes = 0  # of the newest, as far as it is known before
+        self._step, self._name = 0, ""
+        self._why = ""  # a host can't do its part
+        self._keys: set[bytes] = set()
+        self._sizes: list[Size] = []
+        self._own_puts: SimpleQueue[tuple[Size, OSError | None]] = SimpleQueue()
+        self._go_on: Callable[[], None] = lambda: None
         self._held_at = 0.0  # since when the last rank waits
-        self._dumped_at = 0.0
+        self._writing_at = self._dumped_at = 0.0
         self._phases: dict[str, float] = {}  # of the newest's pause, in seconds
-        self._off = self._said = False
+        self._off = self._said = self._pauses = False
 
     # What the proxies ask of it.
 
     @property
-    def next_look(self) -> float | None:
+    def next_look(self) -> float | None:  # type: ignore[override]
         """When `look` should be called, if nothing happens before."""
-        return None if self._off or self._asked_at else self._due
+        match self._phase:
+            case "idle":
+                return None if self._off else self._due
+            case "checking" | "asking" | "telling":
+                return self._until
+            case "putting":
+                return time.monotonic() + LOOK_SECONDS
+        return None
 
     def look(self) -> None:
-        """Ask for a snapshot if it is time to."""
-        due = self.next_look
-        if due is not None and time.monotonic() >= due:
-            ready = self._mover.proxies.recovers and self._mover.proxies.all_connected
-            ready = ready and not any(self._mover.worker(rank).has_ended(0) for rank in self._ranks)
-            if ready and not self._shelf.is_busy:
-                self._ask()
-            self._due = time.monotonic() + self._every
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Nobody speaks to it."""
-
-    def close(self) -> None:
-        """The ranks have ended."""
+        """Ask for a snapshot if it is time to, and see what has not been done in time."""
+        now = time.monotonic()
+        match self._phase:
+            case "idle" if not self._off and self._due is not None and now >= self._due:
+                self._due = now + self._every
+                if self._dumps.is_ready:
+                    self._tries = 0
+                    self._ask()
+            case "checking" | "asking" | "telling" if now >= self._until:
+                late = ", ".join(map(str, sorted(self._awaited)))
+                self._fail(f"host {late} has not answered within {ANSWER_SECONDS:g} s.")
+            case "putting":
+                while not self._own_puts.empty():
+                    self._is_put(LEADER, *self._own_puts.get())
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
         match event:
-            case "no_rest" if self._asked_at:
+            case "no_rest" if self._phase == "coming":
                 self._fail(f"{details['text']}.")
             case "recovery_given_up" | "switched_off":
                 self._off = True
+                if self._phase not in ("idle", "putting"):
+                    self._give_up()
                 if validation.RELIED in str(details["text"]):  # what was recovered may be in the snapshot
+                    self._tell(agents.ForgetSnapshots())
                     self._shelf.settle()
                     self._shelf.forget()
             case "rested" if self._gone_back_to is not None:
@@ -108,8 +210,8 @@ class ProcessSnapshots:
                 self._say(f"all ranks go on from the snapshot after step {step} ({seconds:.2f} s).")
             case "held":
                 self._held_at = time.monotonic()
-            case "rested" if self._asked_at:
-                now, self._asked_at = time.monotonic(), 0.0
+            case "rested" if self._pauses:
+                now, self._pauses = time.monotonic(), False
                 self._due = now + self._every
                 phases = {**self._phases, "device": now - self._dumped_at}
                 self._log.write("snapshot_pause", step=self._step, **phases, seconds=now - self._held_at)
@@ -117,93 +219,183 @@ class ProcessSnapshots:
                 self._due = time.monotonic() + self._every
                 self._check()
 
-    def carry_out(self) -> None:
-        """All ranks rest, and their servers have ended. Returns once they are to go on."""
-        self._place.want(0)
-        begun = time.monotonic()
-        draft: Draft | None = None
+    def carry_out(self, go_on: Callable[[], None]) -> None:
+        """All ranks rest, and this host's servers have ended. `go_on` is called once they are to go on."""
+        self._go_on = go_on
+        self._phase, self._name, self._why = "writing", secrets.token_hex(8), ""
+        self._awaited, self._keys = {LEADER, *self._others}, set()
+        self._writing_at = time.monotonic()
+        self._tell(agents.DumpRanks(self._name, self._step))
+        why = ""
         try:
-            in_memory = looked_at.available_memory() > ROOM * self._bytes
-            draft = self._shelf.begin(self._step, in_memory=in_memory)
-            plan = self._dump_all(draft)
-        except (MoveError, CriuError, StoreError, OSError, RuntimeError) as error:
-            if draft is not None:
-                draft.drop()
-            self._fail(str(error))
-            return
-        self._dumped_at = time.monotonic()
-        self._phases = {"stop": begun - self._held_at, "dump": self._dumped_at - begun}
-        step = self._step
+            self._dumps.dump(self._step)
+            self._keys |= self._dumps.mover.relay.written
+        except FAILURES as error:
+            why = str(error)
+        self._is_dumped(LEADER, why)
 
-        def done(size: Size, error: OSError | None) -> None:
-            if error is not None:
-                self._tell(f"of step {step} could not be put on the disk: {error}.")
-                return
-            self._log.write(
-                "snapshot",
-                step=step,
-                bytes=size.images,
-                stored=size.stored,
-                disk=size.disk,
-                seconds=time.monotonic() - begun,
-            )
-
-        self._shelf.put(draft, plan, done)
+    def hear_host(self, arrived: Arrived) -> None:
+        """Take in what another agent says. What it says of an older question or snapshot is over."""
+        host = arrived.host
+        match arrived.message:
+            case agents.SnapshotAnswer() as answer if answer.number == self._number and host in self._awaited:
+                self._answers[host] = answer
+                self._awaited.discard(host)
+                self._hear_answers()
+            case agents.RanksDumped(name, why) if (name, self._phase) == (self._name, "writing"):
+                self._keys |= {bytes.fromhex(line.decode()) for line in arrived.data.split()}
+                self._is_dumped(host, why and f"{why} (host {host})")
+            case agents.SnapshotPut(name, why) as put if (name, self._phase) == (self._name, "putting"):
+                size = Size(put.images, put.stored, put.disk)
+                self._is_put(host, size, OSError(f"{why} (host {host})") if why else None)
 
     # What is decided.
 
     def _check(self) -> None:
         """Switch it off with a sentence if something can't be carried, as soon as all is under way."""
-        try:
-            for rank in self._ranks:
-                self._look(rank)
-        except (MoveError, OSError) as error:
-            self._off = True
-            self._log.write("snapshots_off", text=str(error))
-            self._say(f"no snapshots are made: {error} A worker that dies ends the job, or begins it anew.")
-
-    def _look(self, rank: int) -> Carried:
-        if any(event["event"] == "registered" for event in self._log.events):
-            raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
-        return self._mover.look(rank, elsewhere=True, into_memory=False)
+        if why := self._dumps.why_never():
+            self._never(why)
+            return
+        self._question("checking", agents.AskSnapshot)
 
     def _ask(self) -> None:
-        reason = self._why_not()
-        for _ in range(0 if reason else TRIES):
-            step = suspension.meeting(self._place.steps)
-            if isinstance(step, CannotSuspend):
-                reason = step.reason
-                break
-            self._place.want(step)
-            if not suspension.came_too_late(self._place.steps, step):
-                self._step, self._asked_at = step, time.monotonic()
-                self._log.write("snapshot_wanted", step=step)
-                return
-            self._place.want(0)
-            reason = "its steps are too short to meet behind one."
-        self._fail(reason)
+        if why := self._dumps.why_not():
+            self._fail(why)
+            return
+        self._newest_then = max(self._dumps.place.steps)
+        self._question("asking", agents.AskSnapshot)
 
-    def _why_not(self) -> str:
-        """Return why none can be made now, as the end of a sentence; "" if it can."""
-        try:
-            for rank in self._ranks:
-                self._look(rank)
-            self._bytes = needed = sum(
-                looked_at.image_bytes(self._mover.worker(rank).pid) for rank in self._ranks
-            )
-            free = self._shelf.free
-        except (MoveError, OSError) as error:
-            return str(error)
-        if suspension.lacks_room(needed, free):
-            return f"it needs {show_size(needed)} beside the one before, and {show_size(free)} are free."
-        return ""
+    def _question(self, phase: Phase, question: Callable[[int], AgentMessage]) -> None:
+        """Ask all other hosts; what follows from their answers is done when all are there."""
+        self._phase, self._number = phase, self._number + 1
+        self._awaited, self._answers = set(self._others), {}
+        self._until = time.monotonic() + ANSWER_SECONDS
+        self._tell(question(self._number))
+        self._hear_answers()
+
+    def _hear_answers(self) -> None:
+        if self._awaited:
+            return
+        whys = [(f"{one.why} (host {host})", one.never) for host, one in self._answers.items() if one.why]
+        match self._phase:
+            case "checking":
+                self._phase = "idle"
+                if never := next((why for why, is_never in whys if is_never), ""):
+                    self._never(never)
+            case "asking" if whys:
+                self._fail(whys[0][0])
+            case "asking" if not all(one.ready for one in self._answers.values()):
+                self._phase = "idle"  # it is tried again when the next one is due
+            case "asking":
+                self._tell_step()
+            case "telling":
+                self._see_if_told()
+
+    def _steps(self) -> list[int]:
+        """Return the newest step that each rank of the job had begun when that was asked for last."""
+        return [*self._dumps.place.steps, *(step for one in self._answers.values() for step in one.steps)]
+
+    def _tell_step(self) -> None:
+        meanwhile = 2 * (max(self._dumps.place.steps) - self._newest_then) if self._others else 0
+        step = suspension.meeting(self._steps(), meanwhile)
+        if isinstance(step, CannotSuspend):
+            self._fail(step.reason)
+            return
+        self._step = step
+        self._dumps.place.want(step)
+        self._question("telling", lambda number: agents.WaitBehind(number, step))
+
+    def _see_if_told(self) -> None:
+        if not suspension.came_too_late(self._steps(), self._step):
+            self._phase = "coming"
+            self._log.write("snapshot_wanted", step=self._step)
+            return
+        self._want_nothing()
+        self._tries += 1
+        if self._tries < TRIES:
+            self._ask()
+        else:
+            self._fail("its steps are too short to meet behind one.")
+
+    def _is_dumped(self, host: int, why: str) -> None:
+        self._awaited.discard(host)
+        self._why = self._why or why
+        if self._awaited:
+            return
+        self._dumped_at = time.monotonic()
+        store: Mapping[bytes, bytes] = {}
+        if not self._why:
+            try:
+                store = contents(*self._dumps.mover.relay.store, self._keys)
+            except FAILURES as error:
+                self._why = str(error)
+        if self._why:
+            self._fail(self._why)
+        else:
+            self._tell(agents.SnapshotTaken(self._name, True))
+            self._put(store)
+        self._go_on()
+
+    def _put(self, store: Mapping[bytes, bytes]) -> None:
+        self._phases = {
+            "stop": self._writing_at - self._held_at,
+            "dump": self._dumped_at - self._writing_at,
+        }
+        self._phase, self._pauses = "putting", True
+        self._awaited, self._sizes = {LEADER, *self._others}, []
+        plan = {
+            "name": self._name,
+            "rest": self._dumps.mover.proxies.at_this_rest,
+            "store": {key.hex(): value.hex() for key, value in store.items()},
+        }
+        self._dumps.put(plan, lambda size, error: self._own_puts.put((size, error)))
+
+    def _is_put(self, host: int, size: Size, error: OSError | None) -> None:
+        self._awaited.discard(host)
+        self._sizes.append(size)
+        self._why = self._why or ("" if error is None else str(error))
+        if self._awaited:
+            return
+        self._phase = "idle"
+        made = not self._why
+        self._tell(agents.SnapshotWhole(self._name, made))
+        if not made:
+            self._shelf.not_all_have()
+            self._tell_user(f"of step {self._step} could not be put on the disk: {self._why}.")
+            return
+        self._shelf.all_have()
+        self._log.write(
+            "snapshot",
+            step=self._step,
+            bytes=sum(one.images for one in self._sizes),
+            stored=sum(one.stored for one in self._sizes),
+            disk=sum(one.disk for one in self._sizes),
+            seconds=time.monotonic() - self._writing_at,
+        )
+
+    def _never(self, why: str) -> None:
+        self._off = True
+        self._log.write("snapshots_off", text=why)
+        self._say(f"no snapshots are made: {why} A worker that dies ends the job, or begins it anew.")
 
     def _fail(self, why: str) -> None:
-        self._place.want(0)
-        self._asked_at = 0.0
-        self._tell(f"could not be made: {why}")
+        self._give_up()
+        self._tell_user(f"could not be made: {why}")
 
-    def _tell(self, text: str) -> None:
+    def _give_up(self) -> None:
+        """Nothing is under way any more."""
+        self._want_nothing()
+        if self._phase == "writing":
+            self._tell(agents.SnapshotTaken(self._name, False))
+        self._dumps.drop()
+        self._phase, self._awaited = "idle", set()
+
+    def _want_nothing(self) -> None:
+        self._dumps.place.want(0)
+        self._number += 1  # what is still to be heard is over
+        self._tell(agents.WaitBehind(self._number, 0))
+
+    def _tell_user(self, text: str) -> None:
         newest = self._shelf.newest
         self._log.write("snapshot_failed", text=text, newest=None if newest is None else newest.step)
         if not self._said:
@@ -211,62 +403,9 @@ class ProcessSnapshots:
             has = "there is none" if newest is None else f"the newest is that after step {newest.step}"
             self._say(f"a snapshot {text} The training goes on; {has}.")
 
-    # What is done.
-
-    def _dump_all(self, draft: Draft) -> dict[str, Any]:
-        """Dump all ranks; return the plan. Raises MoveError, CriuError, StoreError, OSError, RuntimeError."""
-        mover = self._mover
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(mover.worker(self._ranks[0]).being_made_again())
-            whats = {rank: self._look(rank) for rank in self._ranks}
-            stores = {rank: stack.enter_context(mover.store_at_rest(whats[rank])) for rank in self._ranks}
-            with ThreadPoolExecutor(len(self._ranks)) as pool:
-                dumps = [
-                    pool.submit(self._dump_one, draft, rank, whats[rank], stores[rank])
-                    for rank in self._ranks
-                ]
-            told = [one.result() for one in dumps]
-            kept = contents(*mover.relay.store, mover.relay.written)
-        return {
-            "step": draft.step,
-            "rest": mover.proxies.at_this_rest,
-            "relay": mover.relay.name,
-            "store": {key.hex(): value.hex() for key, value in kept.items()},
-            "barrier": "" if self._barrier is None else self._barrier.content.hex(),
-            "steps": self._place.steps,
-            "ranks": [asdict(one) for one in told],
-        }
-
-    def _dump_one(
-        self, draft: Draft, rank: int, what: Carried, stores: Mapping[str, socket.socket]
-    ) -> DumpedRank:
-        """Dump a rank so that nothing it has said or written is both in its image and not, or neither."""
-        mover, folder = self._mover, draft.of(rank)
-        worker = mover.worker(rank)
-        sockets = {**mover.sockets(rank), **stores}
-        if os.fstat(worker.ring_fd).st_size:
-            raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
-        mover.wait_until_read(sockets)
-        limit = LIMIT + looked_at.image_bytes(worker.pid) / SLOWEST_DISK
-        for _ in range(DUMPS):
-            draft.again(rank)
-            before = self._outside(worker.pid, sockets)
-            try:
-                mover.dump(rank, folder, what, limit, leaves_running=True)
-            finally:
-                network_lock.unlock(criu.locks(folder))
-            if self._outside(worker.pid, sockets) == before:
-                break
-        else:
-            raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
-        said, files = before
-        return mover.told_of(rank, mover.pids(rank, folder), what, stores=stores, said=said, files=files)
-
-    def _outside(
-        self, pid: int, sockets: Mapping[str, socket.socket]
-    ) -> tuple[dict[str, list[bytes]], dict[str, int]]:
-        """Return what a rank has said that nobody has read, and how long the files are that it writes."""
-        return {name: peeked(one) for name, one in sockets.items()}, looked_at.written_files(pid)
+    def _tell(self, message: AgentMessage) -> None:
+        if self._hosts is not None:
+            self._hosts.broadcast(message)
 
 
 def _name(key: bytes) -> str:

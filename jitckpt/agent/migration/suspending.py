@@ -28,6 +28,7 @@ from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension
 from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Arrived
 from jitckpt.system import network_lock
 from jitckpt.system.job_socket import Caller, JobSocket
 from jitckpt.system.resting_place import RestingPlace
@@ -123,8 +124,16 @@ class Suspending:
                 self._say(text)
                 self._is_over(text, 0)
 
-    def carry_out(self) -> None:
+    def hear_host(self, arrived: Arrived) -> None:
+        """There is but one host."""
+        raise KeyError(f"host {arrived.host} speaks of a suspension")
+
+    def carry_out(self, go_on: Callable[[], None]) -> None:
         """All ranks rest, and their servers have ended. Returns once they are to go on, or are lost."""
+        self._carry_out()
+        go_on()
+
+    def _carry_out(self) -> None:
         self._place.want(0)
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:

@@ -97,8 +97,11 @@ class WaitsBehindStep(Protocol):
     def next_look(self) -> float | None:
         """When `look` should be called, if nothing happens before."""
 
-    def carry_out(self) -> None:
-        """All ranks rest, and their servers have ended. Returns once they are to go on, or are lost."""
+    def carry_out(self, go_on: Callable[[], None]) -> None:
+        """All ranks rest, and this host's servers have ended. `go_on` is called once they are to go on."""
+
+    def hear_host(self, arrived: Arrived) -> None:
+        """Take in what another agent says of it. Raises KeyError if that makes no sense."""
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
@@ -134,7 +137,7 @@ class Proxies:
 
         deadline: seconds for each order of a recovery. messenger, transfers: of several hosts whose
         ranks' states stay. exchange: how, if ranks get other devices in the place of broken ones.
-        suspension: of a job that can be suspended; with one host.
+        suspension: of a job that can be suspended, or of which snapshots are made.
         """
         self._control, self._sessions, self._log, self._say = control, dict(sessions), log, say
         self._exchange = None if exchange is None else Exchange(exchange, list(sessions), log, say)
@@ -153,6 +156,7 @@ class Proxies:
         self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
         self.recovers = True  # until that is given up
         self.switched_off = ""  # before a failure; what was said then
+        self._is_resting = False  # something is done with the ranks that rest
         self._rest: Mapping[str, Any] | None = None  # where the ranks are that were made again
         self._checked = False  # whether this host's workers could be moved
         self._left_out = False  # whether it was said that a validation was
@@ -275,6 +279,10 @@ class Proxies:
                 self._hear(rank, arrived.data)
             case agents.ProxyOrder(rank) if self._agreement is None:
                 self._give(rank, arrived.data)
+            case message if isinstance(message, agents.OF_SNAPSHOTS) and self._suspension is not None:
+                if isinstance(message, agents.DumpRanks):
+                    self._end_servers()
+                self._suspension.hear_host(arrived)
 
     def lose_host(self, host: int) -> None:
         """A host is lost. Its ranks count as ended; if it was the one that agrees, nobody does any more."""
@@ -374,11 +382,19 @@ class Proxies:
         if not isinstance(message, FromProxy):
             raise MessageError(f"A device proxy says {type(message).__name__}, which is an agent's to say.")
         self._agreement.hear(rank, message, time.monotonic())
-        if self._agreement.at_rest and self._suspension is not None:
-            for one in self._sessions:
-                self._servers.end_now(one)
-            self._suspension.carry_out()
-            self._agreement.go_on(time.monotonic())
+        if self._agreement.at_rest and self._suspension is not None and not self._is_resting:
+            self._is_resting = True
+            self._end_servers()
+            self._suspension.carry_out(self._rest_is_over)
+
+    def _end_servers(self) -> None:
+        for rank in self._sessions:
+            self._servers.end_now(rank)
+
+    def _rest_is_over(self) -> None:
+        assert self._agreement is not None
+        self._is_resting = False
+        self._agreement.go_on(time.monotonic())
 
     def _to_leader(self, message: agents.AgentMessage, data: bytes = b"") -> None:
         assert self._hosts is not None

@@ -61,14 +61,17 @@ class Suspension:
         return Suspension()
 
 
-def meeting(steps: Sequence[int]) -> int | CannotSuspend:
-    """Return behind which step all ranks can wait that have begun these; not before one may be valid."""
-    if max(steps) - min(steps) > MOST_APART:
+def meeting(steps: Sequence[int], meanwhile: int = 0) -> int | CannotSuspend:
+    """Return behind which step all ranks can wait that have begun these; not before one may be valid.
+
+    meanwhile: steps that they make until other hosts' ranks are asked or told.
+    """
+    if max(steps) - min(steps) > MOST_APART + meanwhile:
         return CannotSuspend(
             f"Its ranks make unequally many optimizer steps (by now {min(steps)} to {max(steps)}), so there "
             "is none behind which all could wait."
         )
-    return max(max(steps) + MARGIN, validation.FIRST_STEP + 1)
+    return max(max(steps) + MARGIN + meanwhile, validation.FIRST_STEP + 1)
 
 
 def came_too_late(steps: Sequence[int], step: int) -> bool:

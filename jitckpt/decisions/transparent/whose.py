@@ -11,6 +11,7 @@ _EQUAL = {
     "command": "of another command",
     "folder": "of a job in another working folder",
     "ranks": "of a job of another number of ranks",
+    "place": "of another host's place in a job of so many hosts",
     "devices": "of a job with other devices",
     "user": "another user's",
     "versions": "of other versions of jitckpt, torch or Python",

@@ -1,0 +1,42 @@
+"""All hosts of a job go back to a snapshot, or none: each hears whether the others' ranks are there again."""
+
+import select
+from collections.abc import Callable
+
+from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
+from jitckpt.wire.agents import RanksMadeAgain
+
+LOOK_SECONDS = 0.5  # between two looks whether the job was told to end meanwhile
+
+
+class AllMadeAgain:
+    """Of one start. others: what else was heard, which is the supervisor's to hear."""
+
+    def __init__(self, hosts: Hosts, is_interrupted: Callable[[], bool]) -> None:
+        self._hosts, self._is_interrupted = hosts, is_interrupted
+        self.others: list[Arrived | Unclear | HostLost] = []
+
+    def why_not(self, name: str, own: str) -> str:
+        """Return why not all hosts have gone back to the snapshot of this name; "" if they have.
+
+        own: why this one has not. Where a host is lost, or the job is to end, the others are not waited for:
+        this start is over anyway, and the next goes back to the same one.
+        """
+        self._hosts.broadcast(RanksMadeAgain(name, own))
+        heard = {self._hosts.index: own}
+        while len(heard) < len(self._hosts.all) and not self._is_over():
+            select.select([self._hosts.wake], [], [], LOOK_SECONDS)
+            for arrived in self._hosts.take():
+                match arrived:
+                    case Arrived(host, RanksMadeAgain(of, why)) if of == name:
+                        heard[host] = why
+                    case _:
+                        self.others.append(arrived)
+        return next((_said(self._hosts, host, why) for host, why in sorted(heard.items()) if why), "")
+
+    def _is_over(self) -> bool:
+        return self._is_interrupted() or any(isinstance(one, HostLost) for one in self.others)
+
+
+def _said(hosts: Hosts, host: int, why: str) -> str:
+    return why if host == hosts.index else f"{why} ({hosts.name(host)})"

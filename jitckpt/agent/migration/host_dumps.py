@@ -1,0 +1,165 @@
+"""One host's part in a snapshot of a job's processes: can they be written, and how; on what step they wait.
+
+Whoever calls this is the supervisor's thread.
+"""
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict
+from typing import Any
+
+from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, peeked
+from jitckpt.agent.migration.shelf import Draft, Shelf, Size
+from jitckpt.agent.migration.suspending import SLOWEST_DISK
+from jitckpt.agent.proxies.step_barrier import StepBarrier
+from jitckpt.bindings import criu
+from jitckpt.console import show_size
+from jitckpt.decisions.belongings import Carried
+from jitckpt.decisions.transparent import suspension
+from jitckpt.events import EventLog
+from jitckpt.system import network_lock
+from jitckpt.system.resting_place import RestingPlace
+from jitckpt.wire.moves import DumpedRank
+
+ROOM = 2.5  # times the images, that are free where they are written to memory first
+DUMPS = 4  # of a rank, of which one has to come between two words that it says
+
+
+class HostDumps:
+    """Of one start of this host's ranks. place: where they wait behind steps."""
+
+    def __init__(
+        self,
+        mover: Mover,
+        ranks: Sequence[int],
+        shelf: Shelf,
+        log: EventLog,
+        *,
+        place: RestingPlace,
+        barrier: StepBarrier | None,
+    ) -> None:
+        self.mover, self.shelf, self.place = mover, shelf, place
+        self._ranks, self._log, self._barrier = list(ranks), log, barrier
+        self._bytes = 0  # of the newest, as far as it is known before
+        self._draft: Draft | None = None
+        self._held = contextlib.ExitStack()  # from the dump on until all hosts have theirs
+        self._told: list[DumpedRank] = []
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all ranks use their devices, and no snapshot is on its way to the disk."""
+        mover = self.mover
+        ready = mover.proxies.recovers and mover.proxies.all_connected and not self.shelf.is_busy
+        return ready and not any(mover.worker(rank).has_ended(0) for rank in self._ranks)
+
+    def why_never(self) -> str:
+        """Return what can't be carried, as a sentence; "" if all can."""
+        try:
+            for rank in self._ranks:
+                self._look(rank)
+        except (MoveError, OSError) as error:
+            return str(error)
+        return ""
+
+    def why_not(self) -> str:
+        """Return why none can be made now, as the end of a sentence; "" if it can."""
+        if why := self.why_never():
+            return why
+        try:
+            self._bytes = needed = sum(
+                looked_at.image_bytes(self.mover.worker(rank).pid) for rank in self._ranks
+            )
+            free = self.shelf.free
+        except OSError as error:
+            return str(error)
+        if suspension.lacks_room(needed, free):
+            return f"it needs {show_size(needed)} beside the one before, and {show_size(free)} are free."
+        return ""
+
+    def dump(self, step: int) -> None:
+        """Write all ranks' processes, which rest; they do not reach the job's store before `put` or `drop`.
+
+        Raises MoveError, CriuError, StoreError or OSError; then nothing is left of it.
+        """
+        self.place.want(0)
+        in_memory = looked_at.available_memory() > ROOM * self._bytes
+        self._draft = draft = self.shelf.begin(step, in_memory=in_memory)
+        mover, stack = self.mover, self._held
+        try:
+            stack.enter_context(mover.worker(self._ranks[0]).being_made_again())
+            whats = {rank: self._look(rank) for rank in self._ranks}
+            stores = {rank: stack.enter_context(mover.store_at_rest(whats[rank])) for rank in self._ranks}
+            with ThreadPoolExecutor(len(self._ranks)) as pool:
+                dumps = [
+                    pool.submit(self._dump_one, draft, rank, whats[rank], stores[rank])
+                    for rank in self._ranks
+                ]
+            self._told = [one.result() for one in dumps]
+        except BaseException:
+            self.drop()
+            raise
+
+    def put(self, plan: Mapping[str, Any], done: Callable[[Size, OSError | None], None]) -> None:
+        """Let the ranks go on, and have what was written put on the disk by another thread.
+
+        plan: what all hosts have in common. done: see Shelf.put.
+        """
+        assert self._draft is not None
+        draft, self._draft = self._draft, None
+        own = {
+            "step": draft.step,
+            "relay": self.mover.relay.name,
+            "barrier": "" if self._barrier is None else self._barrier.content.hex(),
+            "steps": self.place.steps,
+            "ranks": [asdict(one) for one in self._told],
+        }
+        self._held.close()
+        self.shelf.put(draft, {**own, **plan}, done)
+
+    def drop(self) -> None:
+        """Let the ranks go on, without what was written, if something was."""
+        self.place.want(0)
+        self._held.close()
+        draft, self._draft = self._draft, None
+        if draft is not None:
+            draft.drop()
+
+    def _look(self, rank: int) -> Carried:
+        if any(event["event"] == "registered" for event in self._log.events):
+            raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
+        return self.mover.look(rank, elsewhere=True, into_memory=False)
+
+    def _dump_one(
+        self, draft: Draft, rank: int, what: Carried, stores: Mapping[str, socket.socket]
+    ) -> DumpedRank:
+        """Dump a rank so that nothing it has said or written is both in its image and not, or neither."""
+        mover, folder = self.mover, draft.of(rank)
+        worker = mover.worker(rank)
+        sockets = {**mover.sockets(rank), **stores}
+        if os.fstat(worker.ring_fd).st_size:
+            raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
+        mover.wait_until_read(sockets)
+        limit = LIMIT + looked_at.image_bytes(worker.pid) / SLOWEST_DISK
+        for _ in range(DUMPS):
+            draft.again(rank)
+            before = self._outside(worker.pid, sockets)
+            try:
+                mover.dump(rank, folder, what, limit, leaves_running=True)
+            finally:
+                network_lock.unlock(criu.locks(folder))
+            if self._outside(worker.pid, sockets) == before:
+                break
+        else:
+            raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
+        said, files = before
+        return mover.told_of(rank, mover.pids(rank, folder), what, stores=stores, said=said, files=files)
+
+    def _outside(
+        self, pid: int, sockets: Mapping[str, socket.socket]
+    ) -> tuple[dict[str, list[bytes]], dict[str, int]]:
+        """Return what a rank has said that nobody has read, and how long the files are that it writes."""
+        return {name: peeked(one) for name, one in sockets.items()}, looked_at.written_files(pid)

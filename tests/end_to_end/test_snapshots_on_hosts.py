@@ -1,0 +1,104 @@
+"""`jitckpt run --snapshot-every` on two hosts: all go back to the same snapshot, whoever has failed."""
+
+import re
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from criu_here import criu_of_this_machine
+from launcher import JITCKPT, Launcher, Result
+from namespaces import Namespaces, namespaces
+from test_snapshots import EVERY, SCRIPT, STEPS, Job
+
+from jitckpt.events import FILE_NAME, Event, read_events
+from jitckpt.wire import environment
+
+MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
+KILL = "rank=1 step=11 phase=backward kind=kill"
+HOSTS = (0, 1)
+
+
+@pytest.fixture
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(2) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the training ends with of which nobody makes a snapshot."""
+    job = Job(Launcher(tmp_path_factory.mktemp("undisturbed")))
+    job.go_to(STEPS)
+    assert job.finish().status == 0
+    return [*job.finals, *job.logs]
+
+
+@pytest.fixture
+def memory(launcher: Launcher) -> Iterator[Path]:
+    """Give where the hosts' directories are, in memory: a busy disk would take minutes."""
+    folder = launcher.directory / "disks"
+    folder.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3g", "tmpfs", str(folder)], check=True)
+    yield folder
+    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+
+
+class HostsJob(Job):
+    """Two hosts of a rank each, with directories of their own, that go as far as they are let."""
+
+    def __init__(self, launcher: Launcher, hosts: Namespaces, memory: Path, *words: str) -> None:
+        self.launcher, self.folder, self._memory = launcher, memory / "0", memory
+        script = launcher.script(SCRIPT.replace("LOADERS", "0"))
+        self.go_to(0)
+        program = criu_of_this_machine().program
+        command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1", f"{environment.CRIU.name}={program}"]
+        command += [*JITCKPT, "run", *MEET, "--nproc-per-node", "1", "--device", "softgpu"]
+        command += ["--mode", "transparent", "--snapshot-every", str(EVERY), "--warm-spares", "0", *words]
+        self.agents = [
+            launcher.start(
+                *hosts.in_network_of(host),
+                *[*command, "--node-rank", str(host), "--checkpoint-dir", str(memory / str(host)), script],
+            )
+            for host in HOSTS
+        ]
+        self.process = self.agents[0]
+        self.results: list[Result] = []
+
+    def finish_all(self) -> str:
+        """Let the ranks come to the end; return what the launchers have said."""
+        self.go_to(STEPS)
+        self.results = [self.launcher.finish(agent) for agent in self.agents]
+        said = "\n=====\n".join(one.err for one in self.results)
+        assert [one.status for one in self.results] == [0, 0], said
+        assert self.launcher.survivors() == [], said
+        return said
+
+    @property
+    def finals(self) -> list[str]:
+        return sorted(re.findall(r"^rank \d: .*$", "".join(one.out for one in self.results), re.MULTILINE))
+
+    def events(self, name: str) -> list[Event]:
+        if not (self.folder / FILE_NAME).exists():
+            return []
+        return [event for event in read_events(self.folder)[0] if event["event"] == name]
+
+    def snapshots(self) -> list[list[str]]:
+        """Return the names of those that each host has."""
+        return [
+            sorted(path.name for path in (self._memory / str(host)).glob("host-*/*snapshot-*"))
+            for host in HOSTS
+        ]
+
+
+def test_all_hosts_go_back_if_a_rank_of_one_dies(
+    launcher: Launcher, hosts: Namespaces, memory: Path, undisturbed: list[str]
+) -> None:
+    job = HostsJob(launcher, hosts, memory, "--fault", KILL)
+    whole = job.snapshot()
+    assert job.snapshots() == [["snapshot-0000000008"]] * 2
+    said = job.finish_all()
+    assert [*job.finals, *job.logs] == undisturbed, said
+    assert job.events("gone_back")[0]["step"] == whole["step"] == 8
+    assert "all ranks go back to the snapshot after step 8" in said
+    assert job.snapshots() == [[], []]
