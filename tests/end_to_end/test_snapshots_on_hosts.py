@@ -1,6 +1,8 @@
 """`jitckpt run --snapshot-every` on two hosts: all go back to the same snapshot, whoever has failed."""
 
+import os
 import re
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -55,20 +57,30 @@ class HostsJob(Job):
         command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1", f"{environment.CRIU.name}={program}"]
         command += [*JITCKPT, "run", *MEET, "--nproc-per-node", "1", "--device", "softgpu"]
         command += ["--mode", "transparent", "--snapshot-every", str(EVERY), "--warm-spares", "0", *words]
-        self.agents = [
-            launcher.start(
-                *hosts.in_network_of(host),
-                *[*command, "--node-rank", str(host), "--checkpoint-dir", str(memory / str(host)), script],
-            )
+        self._hosts = hosts
+        self._commands = [
+            [*command, "--node-rank", str(host), "--checkpoint-dir", str(memory / str(host)), script]
             for host in HOSTS
         ]
+        self.agents: dict[int, subprocess.Popen[str]] = {}
+        for host in HOSTS:
+            self.start_host(host)
         self.process = self.agents[0]
         self.results: list[Result] = []
+
+    def start_host(self, host: int) -> None:
+        self.agents[host] = self.launcher.start(*self._hosts.in_network_of(host), *self._commands[host])
+
+    def lose_host(self, host: int) -> None:
+        """Kill all of its processes."""
+        for pid in self._hosts.processes(host):
+            os.kill(pid, signal.SIGKILL)
+        self.agents[host].communicate()
 
     def finish_all(self) -> str:
         """Let the ranks come to the end; return what the launchers have said."""
         self.go_to(STEPS)
-        self.results = [self.launcher.finish(agent) for agent in self.agents]
+        self.results = [self.launcher.finish(agent) for agent in self.agents.values()]
         said = "\n=====\n".join(one.err for one in self.results)
         assert [one.status for one in self.results] == [0, 0], said
         assert self.launcher.survivors() == [], said
@@ -102,3 +114,37 @@ def test_all_hosts_go_back_if_a_rank_of_one_dies(
     assert job.events("gone_back")[0]["step"] == whole["step"] == 8
     assert "all ranks go back to the snapshot after step 8" in said
     assert job.snapshots() == [[], []]
+
+
+def test_a_lost_job_goes_on_from_what_all_hosts_have(
+    launcher: Launcher, hosts: Namespaces, memory: Path, undisturbed: list[str]
+) -> None:
+    """All launchers are killed, with their ranks; one host's part of the newest snapshot is damaged."""
+    job = HostsJob(launcher, hosts, memory)
+    job.snapshot()
+    newest = job.wait_for("snapshot_wanted", 2)["step"]
+    job.go_to(13)
+    job.wait_for("snapshot", 2)
+    job.lose()
+    job.agents[1].communicate()
+    (core, *_) = (memory / "1" / "host-1").glob(f"snapshot-*{newest}/rank-1/core-*.img")
+    core.write_bytes(core.read_bytes()[:-1] + b"?")
+    again = HostsJob(launcher, hosts, memory)
+    said = again.finish_all()
+    assert re.search(r"goes on from the snapshot of step 8, made at \d{4}-", said), said
+    why = rf"the snapshot after step {newest} is of no use: .*{core.name} is not what was written. \(host 1"
+    assert re.search(why, said), said
+    assert [*again.finals, *again.logs] == undisturbed, said
+    assert again.snapshots() == [[], []]
+
+
+def test_a_host_that_is_lost_and_comes_again_has_its_part(
+    launcher: Launcher, hosts: Namespaces, memory: Path, undisturbed: list[str]
+) -> None:
+    job = HostsJob(launcher, hosts, memory)
+    job.snapshot()
+    job.lose_host(1)
+    job.start_host(1)
+    said = job.finish_all()
+    assert [*job.finals, *job.logs] == undisturbed, said
+    assert job.events("gone_back")[0]["step"] == 8
