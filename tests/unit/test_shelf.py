@@ -18,6 +18,7 @@ JOB: dict[str, Any] = {
     "folder": "/",
     "files": {},
     "ranks": 1,
+    "place": [0, 1],
     "devices": ["0"],
     "user": 0,
     "versions": {},
@@ -31,7 +32,7 @@ def page(word: str) -> bytes:
     return word.encode().ljust(PAGE, b".")
 
 
-def put(shelf: Shelf, step: int, pages: str = "a b", *, in_memory: bool = True) -> Size:
+def put(shelf: Shelf, step: int, pages: str = "a b", *, in_memory: bool = True, called: str = "one") -> Size:
     """Put a snapshot of one rank there; return its size."""
     draft = shelf.begin(step, in_memory=in_memory)
     content = {"core-7.img": b"registers", "pages-1.img": b"".join(map(page, pages.split()))}
@@ -39,7 +40,9 @@ def put(shelf: Shelf, step: int, pages: str = "a b", *, in_memory: bool = True) 
         with open(os.open(name, os.O_WRONLY | os.O_CREAT, dir_fd=draft.of(0)), "wb") as file:
             file.write(data)
     ends: list[tuple[Size, OSError | None]] = []
-    shelf.put(draft, {"step": step, "ranks": []}, lambda size, error: ends.append((size, error)))
+    shelf.put(
+        draft, {"step": step, "name": called, "ranks": []}, lambda size, error: ends.append((size, error))
+    )
     shelf.settle()
     ((size, error),) = ends
     assert error is None
@@ -193,3 +196,34 @@ def test_where_memory_is_short_images_are_put_together_on_the_disk(
     before = sorted(os.listdir(tmp_path))
     assert read(shelf.newest) == (4, "a b")
     assert sorted(os.listdir(tmp_path)) == before
+
+
+def test_on_several_hosts_the_one_before_stays_until_all_have_the_next(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB, several="mark")
+    put(shelf, 4, "a b", called="first")
+    assert (shelf.step, shelf.named) == (None, [(4, "first")])
+    shelf.all_have()
+    assert (shelf.step, shelf.mark) == (4, "mark")
+    put(shelf, 8, "a x", called="second")
+    put(shelf, 8, "a x", called="second")
+    assert shelf.named == [(4, "first"), (8, "second")]
+    shelf.not_all_have()
+    assert shelf.named == [(4, "first")]
+    assert [path.name for path in tmp_path.glob("snapshot-*")] == ["snapshot-0000000004"]
+    assert read(shelf.newest) == (4, "a b")
+
+
+def test_of_what_a_host_has_only_that_counts_which_all_have(tmp_path: Path) -> None:
+    shelf = Shelf(tmp_path, JOB, several="mark")
+    put(shelf, 4, "a b", called="first")
+    shelf.all_have()
+    put(shelf, 8, "a x", called="second")
+    again = Shelf(tmp_path, JOB, several="another")
+    assert again.named == [(4, "first"), (8, "second")]
+    again.agree_on([(4, "first"), (8, "of another run")])
+    assert (again.step, again.mark) == (4, "another")
+    put(again, 12, "a y", called="third")
+    again.agree_on([(12, "third")])
+    assert read(again.newest) == (12, "a y")
+    again.all_have()
+    assert again.named == [(12, "third")]

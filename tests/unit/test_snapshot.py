@@ -9,6 +9,7 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots, contents, empty, fill
@@ -27,7 +28,7 @@ def write(shelf: Shelf, step: int) -> list[object]:
             flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC
             with open(os.open(name, flags, dir_fd=draft.of(rank)), "wb") as file:
                 file.write(b"pages")
-    shelf.put(draft, {"step": step}, lambda size, error: said.extend([size, error]))
+    shelf.put(draft, {"step": step, "name": f"the {step}"}, lambda size, error: said.extend([size, error]))
     shelf.settle()
     return said
 
@@ -124,17 +125,8 @@ def test_a_snapshot_that_may_have_a_wrong_result_is_dropped(
     shelf, place = Shelf(tmp_path, {}), RestingPlace(2)
     write(shelf, 7)
     mover: Any = None  # which is not asked
-    snapshots = ProcessSnapshots(
-        mover,
-        [0, 1],
-        shelf,
-        EventLog(),
-        every=60,
-        say=lambda text: None,
-        place=place,
-        barrier=None,
-        gone_back_to=7,
-    )
+    dumps = HostDumps(mover, [0, 1], shelf, EventLog(), place=place, barrier=None)
+    snapshots = ProcessSnapshots(dumps, EventLog(), every=60, say=lambda text: None, gone_back_to=7)
     snapshots.note("switched_off", {"text": validation.told("it differs", relied)})
     assert shelf.step == left
     assert snapshots.next_look is None

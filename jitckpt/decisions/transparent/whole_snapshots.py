@@ -11,11 +11,3 @@ def common(hosts: Sequence[Sequence[Named]]) -> list[Named]:
     if not hosts:
         return []
     return sorted(set(hosts[0]).intersection(*hosts[1:]))
-
-
-def of_other_place(folders: Sequence[int], place: int) -> int | None:
-    """Return the place of a host whose snapshots lie here, where this host has another and has none.
-
-    folders: the places of hosts that have some here.
-    """
-    return min(folders, default=None) if place not in folders else None

@@ -1,0 +1,297 @@
+"""What hosts say to each other for a snapshot: it is whole on all of them, or none has it and all go on."""
+
+import itertools
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitckpt.agent.migration.move import MoveError
+from jitckpt.agent.migration.shelf import Shelf, Size
+from jitckpt.agent.migration.snapshots import FollowedSnapshots, ProcessSnapshots
+from jitckpt.events import EventLog
+from jitckpt.hosts.connections import Arrived
+from jitckpt.hosts.store_server import store_at
+from jitckpt.system.resting_place import Guest, RestingPlace
+from jitckpt.wire import agents
+from jitckpt.wire.environment import REST
+
+HOSTS = 3
+
+
+@dataclass
+class Relay:
+    store: tuple[str, int]
+    written: set[bytes]
+    name: str = "relay"
+
+
+@dataclass
+class Proxies:
+    at_this_rest: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Mover:
+    relay: Relay
+    proxies: Proxies = field(default_factory=Proxies)
+
+
+class Dumps:
+    """What a host writes: a file in place of processes."""
+
+    def __init__(self, folder: Path, relay: Relay) -> None:
+        folder.mkdir()
+        self.mover, self.place = Mover(relay), RestingPlace(1)
+        self.shelf = Shelf(folder, {}, several="mark")
+        self.guest = Guest(self.place.of(0)[REST.name])
+        self.is_ready = True
+        self.never = self.not_now = self.fails = ""
+        self.disk_fails = False
+        self.draft: Any = None
+        self.dropped = 0
+
+    def why_never(self) -> str:
+        return self.never
+
+    def why_not(self) -> str:
+        return self.never or self.not_now
+
+    def dump(self, step: int) -> None:
+        self.place.want(0)
+        if self.fails:
+            raise MoveError(self.fails)
+        self.draft = self.shelf.begin(step, in_memory=False)
+
+    def put(self, plan: Mapping[str, Any], done: Callable[[Size, OSError | None], None]) -> None:
+        draft, self.draft = self.draft, None
+        if self.disk_fails:
+            draft.path.rmdir()  # nothing can be written there
+        self.shelf.put(draft, plan, done)
+        self.shelf.settle()
+
+    def drop(self) -> None:
+        self.place.want(0)
+        self.dropped += 1
+        if self.draft is not None:
+            self.draft.drop()
+            self.draft = None
+
+    @property
+    def waits_behind(self) -> int:
+        return int.from_bytes(Path(f"/proc/self/fd/{self.place.file}").read_bytes()[:8], "little")
+
+
+class Wire:
+    """Hosts, of whom the one that is `index` speaks; what is said lies in `said` until it is delivered."""
+
+    said: list[tuple[int, int, agents.AgentMessage, bytes]]  # from, to
+
+    def __init__(self, index: int, said: list[tuple[int, int, agents.AgentMessage, bytes]]) -> None:
+        self.index, self.all, self.said = index, range(HOSTS), said
+
+    def send(self, host: int, message: agents.AgentMessage, data: bytes = b"") -> None:
+        self.said.append((self.index, host, agents.decode(agents.encode(message)), data))
+
+    def broadcast(self, message: agents.AgentMessage) -> None:
+        for host in self.all:
+            if host != self.index:
+                self.send(host, message)
+
+
+class Job:
+    """All hosts of one."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.store = store_at("127.0.0.1")
+        self.now = 1000.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now)
+        self.said: list[tuple[int, int, agents.AgentMessage, bytes]] = []
+        self.dumps = [
+            Dumps(folder / str(host), Relay(("127.0.0.1", self.store.port), {b"/key-%d" % host}))
+            for host in range(HOSTS)
+        ]
+        wires: list[Any] = [Wire(host, self.said) for host in range(HOSTS)]
+        anything: list[Any] = self.dumps
+        self.log, self.told = EventLog(), list[str]()
+        self.leader = ProcessSnapshots(
+            anything[0], self.log, every=60, say=self.told.append, gone_back_to=None, hosts=wires[0]
+        )
+        self.followers = [FollowedSnapshots(anything[host], wires[host]) for host in range(1, HOSTS)]
+        self.went_on = 0
+
+    def deliver(self, silent: int = -1) -> None:
+        """Have all hosts hear what is said, but for what one of them says."""
+        while self.said:
+            by, to, message, data = self.said.pop(0)
+            if by != silent:
+                every: list[Any] = [self.leader, *self.followers]
+                every[to].hear_host(Arrived(by, message, data))
+
+    def begin(self, silent: int = -1) -> None:
+        """Have the leader ask for a snapshot."""
+        self.leader.note("validated", {})
+        self.deliver()
+        self.now += 61
+        self.leader.look()
+        self.deliver(silent)
+
+    def rest(self) -> None:
+        """All ranks rest: have their processes written and put on the disks."""
+
+        def go_on() -> None:
+            self.went_on += 1
+
+        self.leader.note("held", {})
+        self.leader.carry_out(go_on)
+        self.deliver()
+        self.leader.look()
+        self.leader.note("rested", {})
+        self.deliver()
+
+    @property
+    def steps(self) -> list[list[int]]:
+        """Those of the snapshots that each host has as whole on all."""
+        return [[] if one.shelf.step is None else [one.shelf.step] for one in self.dumps]
+
+    def events(self, name: str) -> list[Mapping[str, Any]]:
+        return [event for event in self.log.events if event["event"] == name]
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    made = Job(tmp_path, monkeypatch)
+    yield made
+    for one in made.dumps:
+        one.guest.close()
+        one.place.close()
+
+
+def all_begin(job: Job, *steps: int) -> None:
+    for dumps, step in zip(job.dumps, steps, strict=True):
+        dumps.guest.begins(step)
+
+
+def test_a_snapshot_is_whole_once_all_hosts_have_it(job: Job) -> None:
+    all_begin(job, 9, 10, 9)
+    for host in range(HOSTS):
+        job.store.set(f"key-{host}", str(host))
+    job.begin()
+    assert [one.waits_behind for one in job.dumps] == [13] * 3
+    job.rest()
+    assert (job.steps, job.went_on) == ([[13]] * 3, 1)
+    assert [one.waits_behind for one in job.dumps] == [0] * 3
+    assert len(job.events("snapshot")) == len(job.events("snapshot_pause")) == 1
+    assert len({tuple(one.shelf.named) for one in job.dumps}) == 1
+    plans = [(path / "plan.json").read_text() for path in [one.shelf.newest.path for one in job.dumps]]  # type: ignore[union-attr]
+    kept = [key.hex() for key in (b"/key-0", b"/key-1", b"/key-2")]
+    assert [[key in plan for key in kept] for plan in plans] == [[True] * 3, [False] * 3, [False] * 3]
+
+
+def test_what_can_never_be_written_on_one_host_is_said_at_the_start(job: Job) -> None:
+    job.dumps[2].never = "Process 7 has an io_uring."
+    all_begin(job, 5, 5, 5)
+    job.begin()
+    assert job.told == [
+        "no snapshots are made: Process 7 has an io_uring. (host 2) A worker that dies ends the job, or "
+        "begins it anew."
+    ]
+    assert (job.events("snapshot_wanted"), job.leader.next_look) == ([], None)
+
+
+def test_where_one_host_has_no_room_nobody_waits(job: Job) -> None:
+    job.dumps[1].not_now = "it needs 2 GB beside the one before, and 1 GB are free."
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    assert [one.waits_behind for one in job.dumps] == [0] * 3
+    assert "1 GB are free. (host 1) The training goes on; there is none." in job.told[0]
+    job.dumps[1].not_now = ""
+    job.now += 61
+    job.leader.look()
+    job.deliver()
+    job.rest()
+    assert job.steps == [[12]] * 3
+
+
+def test_a_host_whose_ranks_have_passed_the_step_is_asked_again(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    want, passes = job.dumps[2].place.want, itertools.count()
+
+    def too_late(step: int) -> None:
+        if step and next(passes) == 0:
+            job.dumps[2].guest.begins(step)  # which it has begun when it hears of it
+        want(step)
+
+    job.dumps[2].place.want = too_late  # type: ignore[method-assign]
+    job.begin()
+    assert [one.waits_behind for one in job.dumps] == [0] * 3, "its ranks are too far apart now"
+    all_begin(job, 12, 12, 12)
+    job.now += 61
+    job.leader.look()
+    job.deliver()
+    assert [one.waits_behind for one in job.dumps] == [15] * 3
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+def test_a_host_that_can_not_write_leaves_all_without(job: Job, host: int) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    job.rest()
+    job.dumps[host].fails = "CRIU says no."
+    all_begin(job, 20, 20, 20)
+    job.now += 61
+    job.leader.look()
+    job.deliver()
+    job.rest()
+    assert (job.steps, job.went_on) == ([[12]] * 3, 2)
+    assert [one.draft for one in job.dumps] == [None] * 3
+    assert "CRIU says no." in job.told[0]
+    assert "the newest is that after step 12" in job.told[0]
+    assert len(job.events("snapshot_pause")) == 1, "the second is no pause of a snapshot"
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+def test_a_disk_that_is_full_on_one_host_leaves_all_the_one_before(job: Job, host: int) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    job.rest()
+    job.dumps[host].disk_fails = True
+    all_begin(job, 20, 20, 20)
+    job.now += 61
+    job.leader.look()
+    job.deliver()
+    job.rest()
+    assert job.steps == [[12]] * 3
+    assert len({tuple(one.shelf.named) for one in job.dumps}) == 1
+    assert "of step 23 could not be put on the disk" in job.told[0]
+
+
+def test_a_host_that_does_not_answer_is_not_waited_for(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin(silent=1)
+    assert job.leader.next_look is not None
+    job.now += 31
+    job.leader.look()
+    job.deliver()
+    assert "host 1 has not answered within 30 s" in job.told[0]
+    assert [one.waits_behind for one in job.dumps] == [0] * 3
+
+
+def test_what_is_over_is_not_written_when_the_answer_comes_late(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    job.leader.note("held", {})
+    job.leader.carry_out(lambda: pytest.fail("a job that is given up does not go on"))
+    job.leader.note("recovery_given_up", {"text": "rank 2 is gone"})
+    job.deliver()
+    assert job.steps == [[]] * 3
+    assert [one.draft for one in job.dumps] == [None] * 3
+    assert job.leader.next_look is None
+
+
+def test_nobody_but_the_first_host_leads(job: Job) -> None:
+    with pytest.raises(KeyError, match="host 2 does not lead"):
+        job.followers[0].hear_host(Arrived(2, agents.DumpRanks("name", 7)))
