@@ -50,12 +50,11 @@ from jitckpt.agent.supervisor import Supervisor
 from jitckpt.agent.taking_in import TakingIn
 from jitckpt.agent.worker_processes import WorkerProcesses, signal_exception
 from jitckpt.console import say, show_size
-from jitckpt.decisions import elastic, quorum
+from jitckpt.decisions import elastic, quorum, whole_snapshots
 from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
-from jitckpt.decisions.transparent import whole_snapshots
 from jitckpt.errors import (
     CheckpointError,
     HostsError,

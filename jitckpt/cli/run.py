@@ -522,8 +522,8 @@ def _check_held(args: argparse.Namespace) -> None:
     if _has_several_hosts(args):
         if args.suspendable:
             raise ValueError(f"{option}: not yet with several hosts, only with one (--nnodes 1)")
-        if args.coordination is not None or args.min_hosts is not None:
-            raise ValueError(f"{option}: on several hosts not yet with --coordination, nor with --min-hosts")
+        if args.coordination is not None:
+            raise ValueError(f"{option}: on several hosts not yet with --coordination")
     if args.checkpoint_dir is None:
         raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
     if shutil.which("nsenter") is None:

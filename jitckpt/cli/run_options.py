@@ -408,8 +408,8 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         "--snapshot-every",
         type=_seconds,
         metavar="MINUTES",
-        help="in transparent mode, on one host: write all ranks' processes to the checkpoint directory so "
-        "often, and go back there if one dies (needs CRIU)",
+        help="in transparent mode: write all ranks' processes to the checkpoint directory so often, and go "
+        "back there if one dies, or a host (needs CRIU)",
     )
     options.add_argument(
         "--standby",

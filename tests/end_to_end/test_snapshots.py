@@ -90,8 +90,8 @@ STEPS = 30
 EVERY = 0.01  # minutes
 EXAMPLES = Path(__file__).parents[2] / "examples"
 PLAIN = [str(EXAMPLES / "plain_ddp.py"), "--steps", "12", "--width", "16", "--layers", "1"]
+TWO_HOSTS = ["--nnodes", "2", "--coordination", "etcd://127.0.0.1:1", "--rdzv-id", "job"]
 KILL = "rank=1 step=11 phase=backward kind=kill"
-TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 
 
 @pytest.fixture(scope="module")
@@ -326,7 +326,7 @@ def test_what_can_not_be_dumped_is_said_at_the_start(
     ("words", "said"),
     [
         (["--mode", "user"], "--snapshot-every: only --mode transparent"),
-        (["--mode", "transparent", *TWO_HOSTS], "--snapshot-every: not yet with several hosts"),
+        (["--mode", "transparent", *TWO_HOSTS], "--snapshot-every: on several hosts not yet with"),
         (["--mode", "transparent"], "--snapshot-every needs --checkpoint-dir"),
         (
             ["--mode", "transparent", "--checkpoint-dir", "job", "--suspendable"],

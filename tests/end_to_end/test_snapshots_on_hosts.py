@@ -12,18 +12,18 @@ from criu_here import criu_of_this_machine
 from launcher import JITCKPT, Launcher, Result
 from namespaces import Namespaces, namespaces
 from test_snapshots import EVERY, SCRIPT, STEPS, Job
+from test_standby import ELSEWHERE, MEET
 
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.wire import environment
 
-MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
 KILL = "rank=1 step=11 phase=backward kind=kill"
 HOSTS = (0, 1)
 
 
 @pytest.fixture
 def hosts() -> Iterator[Namespaces]:
-    with namespaces(2) as found:
+    with namespaces(3) as found:
         yield found
 
 
@@ -68,8 +68,11 @@ class HostsJob(Job):
         self.process = self.agents[0]
         self.results: list[Result] = []
 
-    def start_host(self, host: int) -> None:
-        self.agents[host] = self.launcher.start(*self._hosts.in_network_of(host), *self._commands[host])
+    def start_host(self, host: int, on: int | None = None) -> None:
+        """Start a host. on: another machine in its place."""
+        elsewhere = [] if on is None else ELSEWHERE
+        network = self._hosts.in_network_of(host if on is None else on)
+        self.agents[host] = self.launcher.start(*network, *elsewhere, *self._commands[host])
 
     def lose_host(self, host: int) -> None:
         """Kill all of its processes."""
@@ -138,13 +141,17 @@ def test_a_lost_job_goes_on_from_what_all_hosts_have(
     assert again.snapshots() == [[], []]
 
 
-def test_a_host_that_is_lost_and_comes_again_has_its_part(
+def test_another_host_goes_on_in_the_place_of_a_lost_one(
     launcher: Launcher, hosts: Namespaces, memory: Path, undisturbed: list[str]
 ) -> None:
+    """Where all share the directory: it has none of the lost one's processes, and another address."""
+    (memory / "0").mkdir()
+    (memory / "1").symlink_to("0")
     job = HostsJob(launcher, hosts, memory)
     job.snapshot()
+    assert sorted(path.name for path in (memory / "0").glob("host-*")) == ["host-0", "host-1"]
     job.lose_host(1)
-    job.start_host(1)
+    job.start_host(1, on=2)
     said = job.finish_all()
     assert [*job.finals, *job.logs] == undisturbed, said
     assert job.events("gone_back")[0]["step"] == 8

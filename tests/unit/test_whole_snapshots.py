@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.decisions.transparent.whole_snapshots import common
+from jitckpt.decisions.whole_snapshots import common
 
 NAMED = st.tuples(st.integers(0, 5), st.sampled_from("abc"))
 

@@ -24,8 +24,8 @@ from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.image_folder import PIECE
 from jitckpt.agent.migration.pages import BLOCK, PAGE, Adding, Pages, pieces, read_index
 from jitckpt.bindings.nameless_folder import nameless_folder
-from jitckpt.decisions.transparent.whole_snapshots import Named
 from jitckpt.decisions.transparent.whose import why_not
+from jitckpt.decisions.whole_snapshots import Named
 from jitckpt.errors import JitckptError
 from jitckpt.system.left_folders import OPEN
 
