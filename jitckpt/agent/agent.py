@@ -41,7 +41,7 @@ from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.agent.migration import going_back, lost_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
-from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf
+from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf, left, of_hosts
 from jitckpt.agent.object_copies import ObjectCopies
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -268,8 +268,21 @@ class Agent(LocalElasticAgent):
         shelf = self._shelf
         if shelf is None or shelf.directory.name != f"{HOST}{place[0]}":
             shelf = self._shelf = self._make_shelf(place)
+            if shelf is not None:
+                self._say_where_others_are(shelf, place[0])
         if shelf is not None:
             shelf.settle()
+
+    def _say_where_others_are(self, shelf: Shelf, place: int) -> None:
+        """Say so if this host has no snapshots, and there are some of hosts with other places."""
+        directory = self._settings.checkpoint_dir
+        assert directory is not None
+        others = [folder.name for folder in of_hosts(directory) if left(folder) and folder != shelf.directory]
+        if others and not shelf.named and not shelf.refused:
+            say(
+                f"there are snapshots in {directory} of {', '.join(others)}, and none of {HOST}{place}, as "
+                "which this host has come. With --node-rank on every launcher each host gets the place that it had."
+            )
 
     def _close_shelf(self) -> None:
         if self._shelf is None:

@@ -267,13 +267,14 @@ class WaitBehind(AgentMessage):
 class SnapshotAnswer(AgentMessage):
     """The answer to the question of this number. steps: the newest that each rank has begun by now.
 
-    ready: not before all ranks use their devices. why: the ranks' processes can't be written, the end of a
-    sentence; never: that stays so.
+    size: bytes that the processes need. ready: not before all ranks use their devices. why: the ranks'
+    processes can't be written, the end of a sentence; never: that stays so.
     """
 
     type = "snapshot_answer"
     number: int
     steps: list[int]
+    size: int = 0
     ready: bool = True
     why: str = ""
     never: bool = False

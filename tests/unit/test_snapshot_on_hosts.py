@@ -48,7 +48,7 @@ class Dumps:
         self.mover, self.place = Mover(relay), RestingPlace(1)
         self.shelf = Shelf(folder, {}, several="mark")
         self.guest = Guest(self.place.of(0)[REST.name])
-        self.is_ready = True
+        self.is_ready, self.bytes = True, 10**9
         self.never = self.not_now = self.fails = ""
         self.disk_fails = False
         self.draft: Any = None
@@ -290,6 +290,21 @@ def test_what_is_over_is_not_written_when_the_answer_comes_late(job: Job) -> Non
     assert job.steps == [[]] * 3
     assert [one.draft for one in job.dumps] == [None] * 3
     assert job.leader.next_look is None
+
+
+def test_a_host_that_does_not_come_to_an_end_holds_nobody_for_ever(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    went_on: list[float] = []
+    job.leader.carry_out(lambda: went_on.append(job.now))
+    job.deliver(silent=2)
+    assert (went_on, job.leader.next_look is not None) == ([], True)
+    job.now += 10_000
+    job.leader.look()
+    job.deliver()
+    assert (job.steps, went_on) == ([[]] * 3, [job.now])
+    assert "host 2 has not written its processes in 10000 s" in job.told[0]
+    assert [one.draft for one in job.dumps] == [None] * 3
 
 
 def test_nobody_but_the_first_host_leads(job: Job) -> None:

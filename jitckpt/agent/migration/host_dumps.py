@@ -44,7 +44,7 @@ class HostDumps:
     ) -> None:
         self.mover, self.shelf, self.place = mover, shelf, place
         self._ranks, self._log, self._barrier = list(ranks), log, barrier
-        self._bytes = 0  # of the newest, as far as it is known before
+        self.bytes = 0  # that the newest needs, as far as it is known before
         self._draft: Draft | None = None
         self._held = contextlib.ExitStack()  # from the dump on until all hosts have theirs
         self._told: list[DumpedRank] = []
@@ -70,7 +70,7 @@ class HostDumps:
         if why := self.why_never():
             return why
         try:
-            self._bytes = needed = sum(
+            self.bytes = needed = sum(
                 looked_at.image_bytes(self.mover.worker(rank).pid) for rank in self._ranks
             )
             free = self.shelf.free
@@ -86,7 +86,7 @@ class HostDumps:
         Raises MoveError, CriuError, StoreError or OSError; then nothing is left of it.
         """
         self.place.want(0)
-        in_memory = looked_at.available_memory() > ROOM * self._bytes
+        in_memory = looked_at.available_memory() > ROOM * self.bytes
         self._draft = draft = self.shelf.begin(step, in_memory=in_memory)
         mover, stack = self.mover, self._held
         try:

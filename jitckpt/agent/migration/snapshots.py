@@ -10,17 +10,18 @@ import secrets
 import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import partial
 from queue import SimpleQueue
 from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-from jitckpt.agent.migration.host_dumps import HostDumps
-from jitckpt.agent.migration.move import MoveError
+from jitckpt.agent.migration.host_dumps import DUMPS, HostDumps
+from jitckpt.agent.migration.move import LIMIT, MoveError
 from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.migration.store_relay import StoreError
-from jitckpt.agent.migration.suspending import TRIES
+from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
 from jitckpt.agent.proxies.control import LEADER
 from jitckpt.bindings.criu import CriuError
 from jitckpt.decisions.transparent import suspension, validation
@@ -83,7 +84,8 @@ class FollowedSnapshots(_HostPart):
             case agents.AskSnapshot(number):
                 never = dumps.why_never()
                 why = never or (dumps.why_not() if dumps.is_ready else "")
-                self._say(agents.SnapshotAnswer(number, dumps.place.steps, dumps.is_ready, why, bool(never)))
+                answer = agents.SnapshotAnswer(number, dumps.place.steps, dumps.bytes)
+                self._say(replace(answer, ready=dumps.is_ready, why=why, never=bool(never)))
             case agents.WaitBehind(number, step):
                 dumps.place.want(step)
                 if step:
@@ -144,6 +146,7 @@ class ProcessSnapshots(_HostPart):
         self._awaited: set[int] = set()  # hosts whose answers lack
         self._answers: dict[int, agents.SnapshotAnswer] = {}
         self._until = 0.0  # when they have to be there
+        self._largest = 0  # bytes that a host's processes need
         self._newest_then = 0  # this host's newest step as the others were asked
         self._tries = 0
         self._due: float | None = None  # from the first minibatch on that is known to be valid
@@ -167,7 +170,7 @@ class ProcessSnapshots(_HostPart):
         match self._phase:
             case "idle":
                 return None if self._off else self._due
-            case "checking" | "asking" | "telling":
+            case "checking" | "asking" | "telling" | "writing":
                 return self._until
             case "putting":
                 return time.monotonic() + LOOK_SECONDS
@@ -176,6 +179,7 @@ class ProcessSnapshots(_HostPart):
     def look(self) -> None:
         """Ask for a snapshot if it is time to, and see what has not been done in time."""
         now = time.monotonic()
+        late = f"host {', '.join(map(str, sorted(self._awaited)))}"
         match self._phase:
             case "idle" if not self._off and self._due is not None and now >= self._due:
                 self._due = now + self._every
@@ -183,8 +187,10 @@ class ProcessSnapshots(_HostPart):
                     self._tries = 0
                     self._ask()
             case "checking" | "asking" | "telling" if now >= self._until:
-                late = ", ".join(map(str, sorted(self._awaited)))
-                self._fail(f"host {late} has not answered within {ANSWER_SECONDS:g} s.")
+                self._fail(f"{late} has not answered within {ANSWER_SECONDS:g} s.")
+            case "writing" if now >= self._until:
+                self._fail(f"{late} has not written its processes in {now - self._writing_at:.0f} s.")
+                self._go_on()
             case "putting":
                 while not self._own_puts.empty():
                     self._is_put(LEADER, *self._own_puts.get())
@@ -225,6 +231,7 @@ class ProcessSnapshots(_HostPart):
         self._phase, self._name, self._why = "writing", secrets.token_hex(8), ""
         self._awaited, self._keys = {LEADER, *self._others}, set()
         self._writing_at = time.monotonic()
+        self._until = self._writing_at + 2 * LIMIT + DUMPS * self._largest / SLOWEST_DISK
         self._tell(agents.DumpRanks(self._name, self._step))
         why = ""
         try:
@@ -287,6 +294,7 @@ class ProcessSnapshots(_HostPart):
             case "asking" if not all(one.ready for one in self._answers.values()):
                 self._phase = "idle"  # it is tried again when the next one is due
             case "asking":
+                self._largest = max([self._dumps.bytes, *(one.size for one in self._answers.values())])
                 self._tell_step()
             case "telling":
                 self._see_if_told()

@@ -279,6 +279,8 @@ class Proxies:
                 self._hear(rank, arrived.data)
             case agents.ProxyOrder(rank) if self._agreement is None:
                 self._give(rank, arrived.data)
+            case agents.RanksMadeAgain():
+                pass  # this host has not waited for it
             case message if isinstance(message, agents.OF_SNAPSHOTS) and self._suspension is not None:
                 if isinstance(message, agents.DumpRanks):
                     self._end_servers()
