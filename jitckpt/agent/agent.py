@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
-from datetime import datetime
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -38,10 +37,10 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
-from jitckpt.agent.migration import going_back, lost_job
+from jitckpt.agent.migration import lost_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
-from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
-from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf, left, of_hosts
+from jitckpt.agent.migration.going_back import MadeAgain
+from jitckpt.agent.migration.kept_snapshots import ALONE, KeptSnapshots
 from jitckpt.agent.object_copies import ObjectCopies
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -50,7 +49,7 @@ from jitckpt.agent.supervisor import Supervisor
 from jitckpt.agent.taking_in import TakingIn
 from jitckpt.agent.worker_processes import WorkerProcesses, signal_exception
 from jitckpt.console import say, show_size
-from jitckpt.decisions import elastic, quorum, whole_snapshots
+from jitckpt.decisions import elastic, quorum
 from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
@@ -183,7 +182,7 @@ class Agent(LocalElasticAgent):
         self._ends: list[tuple[int, str]] = []  # of the starts so far
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
-        self._shelf: Shelf | None = None
+        self._snapshots: KeptSnapshots | None = None
         self._goes_on_later = False  # the job was ended from outside
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
@@ -201,10 +200,8 @@ class Agent(LocalElasticAgent):
         for number in NOTICES:
             if number not in before:
                 before[number] = signal.signal(number, self._on_notice)
-        if self._config.max_nodes == 1:
-            self._shelf = self._make_shelf()
-        mark = "" if self._shelf is None else self._shelf.mark
-        self._children = Children(self._settings.save_deadline, self._settings.temporary, mark)
+        self._snapshots = self._keep_snapshots()
+        self._children = self._make_children()
         try:
             self._memory = self._memory_tier()
             result: RunResult = super().run(*args, **kwargs)
@@ -222,7 +219,8 @@ class Agent(LocalElasticAgent):
         finally:
             self._spares.close()
             self._children.close()
-            self._close_shelf()
+            if self._snapshots is not None:
+                self._snapshots.close(goes_on_later=self._goes_on_later)
             if self._objects is not None:
                 self._objects.finish()
             if self._hosts is not None:
@@ -234,64 +232,26 @@ class Agent(LocalElasticAgent):
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def _make_shelf(self, place: tuple[int, int] = (0, 1)) -> Shelf | None:
-        """Return where snapshots are, with those of a launcher of this very job that was lost.
-
-        place: this host's, among how many. Raises HostsError.
-        """
+    def _keep_snapshots(self) -> KeptSnapshots | None:
+        """Return what there is of snapshots, with those of a launcher of this very job that was lost."""
         settings, spec = self._settings, self._worker_group.spec
-        if settings.snapshot_every is None:
+        if settings.snapshot_every is None or settings.criu is None:
             return None
         assert settings.checkpoint_dir is not None
-        folder, several = settings.checkpoint_dir, ""
-        if place[1] > 1:
-            folder, several = folder / f"{HOST}{place[0]}", self._children.mark
-            self._hold_folder(folder)
-        own = lost_job.whose(str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices, place)
-        shelf = Shelf(folder, own, several=several)
-        for snapshot, sentence in shelf.refused:
-            self._log.write("snapshot_refused", step=snapshot.step, text=sentence)
-            say(f"the snapshot after step {snapshot.step} in {snapshot.path} is not gone on from: {sentence}")
-        return shelf
+        of_job = str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices
+        whose = partial(lost_job.whose, *of_job)
+        hold = partial(directory_lock.hold, run=settings.run)
+        kept = KeptSnapshots(settings.checkpoint_dir, settings.criu, self._log, hold=hold, whose=whose)
+        if self._config.max_nodes == 1:
+            kept.take_place(ALONE)
+        return kept
 
-    def _hold_folder(self, folder: Path) -> None:
-        """Take this host's folder for its launcher. Raises HostsError."""
-        try:
-            folder.mkdir(0o700, parents=True, exist_ok=True)
-            if (unlocked := directory_lock.hold(folder, self._settings.run)) is not None:
-                say(unlocked)
-        except (CheckpointError, OSError) as error:
-            raise HostsError(f"This host's snapshots can't be in {folder}: {error}") from error
-
-    def _take_place(self, place: tuple[int, int]) -> None:
-        """Have the snapshots of the host that has this place, and wait for one that is on its way."""
-        shelf = self._shelf
-        if shelf is None or shelf.directory.name != f"{HOST}{place[0]}":
-            shelf = self._shelf = self._make_shelf(place)
-            if shelf is not None:
-                self._say_where_others_are(shelf, place[0])
-        if shelf is not None:
-            shelf.settle()
-
-    def _say_where_others_are(self, shelf: Shelf, place: int) -> None:
-        """Say so if this host has no snapshots, and there are some of hosts with other places."""
-        directory = self._settings.checkpoint_dir
-        assert directory is not None
-        others = [folder.name for folder in of_hosts(directory) if left(folder) and folder != shelf.directory]
-        if others and not shelf.named and not shelf.refused:
-            say(
-                f"there are snapshots in {directory} of {', '.join(others)}, and none of {HOST}{place}, as "
-                "which this host has come. With --node-rank on every launcher each host gets the place that it had."
-            )
-
-    def _close_shelf(self) -> None:
-        if self._shelf is None:
-            return
-        self._shelf.settle()
-        if self._goes_on_later and (newest := self._shelf.newest) is not None:
-            say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")
-        else:
-            self._shelf.forget()
+    def _make_children(self) -> Children:
+        mark = "" if self._snapshots is None else self._snapshots.mark
+        made = Children(self._settings.save_deadline, self._settings.temporary, mark)
+        if self._snapshots is not None:
+            self._snapshots.mark = made.mark
+        return made
 
     def _memory_tier(self) -> MemoryTier | None:
         if self._settings.memory is None:
@@ -528,7 +488,8 @@ class Agent(LocalElasticAgent):
         listener = connections.listen(spec.local_addr)
         self._worker_store = store_at(spec.local_addr) if index == 0 else None
         memory = self._settings.memory
-        self._take_place((index, worker_group.group_world_size))
+        if self._snapshots is not None:
+            self._snapshots.take_place((index, worker_group.group_world_size))
         for_memory = connections.listen(memory.address) if memory is not None and memory.address else None
         own = self._own_host(
             worker_group,
@@ -569,24 +530,13 @@ class Agent(LocalElasticAgent):
         self._log.leading = index == 0
         self._count(met, spec)
         self._note_start(directory, met)
-        self._agree_on_snapshots(met)
+        if self._snapshots is not None:
+            self._snapshots.agree([host.snapshots for host in met])
         if directory is not None:
             self._give_job(directory, met)
             self._fetch(self._hosts, directory)
         if self._memory is not None:
             self._in_files = max(self._in_files, self._memory.gather(connected, self._to_cut_anew(directory)))
-
-    def _agree_on_snapshots(self, met: Sequence[Host]) -> None:
-        """Find which snapshots all hosts have: to the newest of them the job can go back."""
-        if self._shelf is None:
-            return
-        common = whole_snapshots.common([host.snapshots for host in met])
-        self._shelf.agree_on(common)
-        if not common and any(host.snapshots for host in met):
-            text = "not all hosts have the same snapshot"
-            self._log.write("not_gone_back", step=0, text=text)
-            if self._log.leading:
-                say(f"the job begins anew: {text}.")
 
     def _to_cut_anew(self, directory: Path | None) -> ToCutAnew | None:
         """Return where a state goes that other hosts than these had in memory; None where all always meet."""
@@ -619,7 +569,7 @@ class Agent(LocalElasticAgent):
             starts=self._starts_known(),
             free=self._free_restarts,
             name=self._settings.host_name,
-            snapshots=() if self._shelf is None else tuple(self._shelf.named),
+            snapshots=() if self._snapshots is None else self._snapshots.named,
         )
 
     def _check_first_start(self, met: Sequence[Host]) -> None:
@@ -892,7 +842,7 @@ class Agent(LocalElasticAgent):
                 taking_in=self._taking_in,
                 facts=self._facts(),
                 started=self._own_start(),
-                shelf=self._shelf,
+                shelf=None if self._snapshots is None else self._snapshots.shelf,
                 made_again=made_again,
                 said_before=() if together is None else together.others,
                 **torch_arguments,
@@ -908,50 +858,17 @@ class Agent(LocalElasticAgent):
         return processes
 
     def _go_back(self, environment: Mapping[str, str], together: AllMadeAgain | None) -> MadeAgain | None:
-        """Make all ranks again from the newest snapshot, if there is one, before another start.
-
-        together: with the other hosts, if there are any.
-        """
-        shelf = self._shelf
-        if shelf is None or self._settings.criu is None:
+        """Make all ranks again from the newest snapshot, if there is one, before another start."""
+        if self._snapshots is None:
             return None
-        shelf.settle()
-        while (snapshot := shelf.newest) is not None:
-            again, why = self._made_again(snapshot, environment)
-            if together is not None:
-                why = together.why_not(snapshot.name, why)
-            if not why:
-                if self._last is None and again is not None and self._log.leading:  # of a lost launcher
-                    made = datetime.fromtimestamp(again.plan["made"]).isoformat(sep=" ", timespec="seconds")
-                    say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
-                return again
-            if again is not None:
-                again.undo()
-            self._log.write("not_gone_back", step=snapshot.step, text=why)
-            shelf.pass_over(snapshot)
-            older = shelf.newest
-            then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
-            if self._log.leading:
-                say(f"the snapshot after step {snapshot.step} is of no use: {why} {then}")
-        return None
-
-    def _made_again(
-        self, snapshot: ProcessSnapshot, environment: Mapping[str, str]
-    ) -> tuple[MadeAgain | None, str]:
-        """Return this host's ranks as they were then; or why that can't be, a sentence."""
-        found = self._settings.criu
-        assert found is not None
         armed = set(map(str, self._armed))
-        fired = [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed]
-        store = environment["MASTER_ADDR"], int(environment["MASTER_PORT"])
-        hosts = 1 if self._hosts is None else len(self._hosts.all)
-        try:
-            again = going_back.made_again(
-                found, snapshot, store, fired, mark=self._children.mark, hosts=hosts
-            )
-        except NotMadeAgain as error:
-            return None, str(error)
-        return again, ""
+        return self._snapshots.go_back(
+            (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+            [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
+            mark=self._children.mark,
+            is_first=self._last is None,
+            together=together,
+        )
 
 
 def _job_of(directory: Path) -> str:

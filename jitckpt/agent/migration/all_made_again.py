@@ -16,6 +16,11 @@ class AllMadeAgain:
         self._hosts, self._is_interrupted = hosts, is_interrupted
         self.others: list[Arrived | Unclear | HostLost] = []
 
+    @property
+    def hosts(self) -> int:
+        """How many there are."""
+        return len(self._hosts.all)
+
     def why_not(self, name: str, own: str) -> str:
         """Return why not all hosts have gone back to the snapshot of this name; "" if they have.
 

@@ -1,0 +1,151 @@
+"""What a launcher has of its job's snapshots of processes, over all starts of the ranks."""
+
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+from jitckpt.agent.migration import going_back
+from jitckpt.agent.migration.all_made_again import AllMadeAgain
+from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
+from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf, left, of_hosts
+from jitckpt.bindings.criu import Criu
+from jitckpt.console import say
+from jitckpt.decisions import whole_snapshots
+from jitckpt.decisions.whole_snapshots import Named
+from jitckpt.errors import CheckpointError, HostsError
+from jitckpt.events import EventLog
+
+Place = tuple[int, int]  # a host's number, and of how many
+ALONE: Place = (0, 1)
+
+
+class KeptSnapshots:
+    """shelf: where they are; of several hosts each has its own, once it has a place among them."""
+
+    def __init__(
+        self,
+        directory: Path,
+        found: Criu,
+        log: EventLog,
+        *,
+        hold: Callable[[Path], str | None],
+        whose: Callable[[Place], Mapping[str, Any]],
+    ) -> None:
+        """hold: takes a folder for this launcher (saves/directory_lock.py).
+
+        whose: of what those are that the job goes on from, if this host has that place.
+        """
+        self._directory, self._criu, self._log = directory, found, log
+        self._hold_folder, self._whose = hold, whose
+        self.mark = ""  # by which all processes of the job are found
+        self.shelf: Shelf | None = None
+
+    def take_place(self, place: Place) -> None:
+        """Have those of the host that has this place, and wait for one that is on its way.
+
+        Raises HostsError.
+        """
+        folder, number = self._directory, f"{HOST}{place[0]}"
+        if place != ALONE:
+            folder /= number
+        if self.shelf is None or self.shelf.directory != folder:
+            if place != ALONE:
+                self._hold(folder)
+            self.shelf = Shelf(folder, self._whose(place), several="" if place == ALONE else self.mark)
+            self.mark = self.shelf.mark
+            self._say_what_lies_there(self.shelf, number)
+        self.shelf.settle()
+
+    def _hold(self, folder: Path) -> None:
+        """Take a host's folder for this launcher. Raises HostsError."""
+        try:
+            folder.mkdir(0o700, parents=True, exist_ok=True)
+            if (unlocked := self._hold_folder(folder)) is not None:
+                say(unlocked)
+        except (CheckpointError, OSError) as error:
+            raise HostsError(f"This host's snapshots can't be in {folder}: {error}") from error
+
+    def _say_what_lies_there(self, shelf: Shelf, number: str) -> None:
+        """Say what of it is not gone on from, and where others' are if there is nothing."""
+        for snapshot, sentence in shelf.refused:
+            self._log.write("snapshot_refused", step=snapshot.step, text=sentence)
+            say(f"the snapshot after step {snapshot.step} in {snapshot.path} is not gone on from: {sentence}")
+        others = [one.name for one in of_hosts(self._directory) if left(one) and one != shelf.directory]
+        if others and not shelf.named and not shelf.refused:
+            say(
+                f"there are snapshots of {', '.join(others)} in {self._directory}, and none of {number}, "
+                "which this host is now. With --node-rank on every launcher each host gets the place that it "
+                "had."
+            )
+
+    @property
+    def named(self) -> tuple[Named, ...]:
+        """Those that are whole here, each with its step and its name."""
+        return () if self.shelf is None else tuple(self.shelf.named)
+
+    def agree(self, hosts: Sequence[Sequence[Named]]) -> None:
+        """Find which all hosts have: to the newest of them the job can go back. hosts: what each has."""
+        assert self.shelf is not None
+        common = whole_snapshots.common(hosts)
+        self.shelf.agree_on(common)
+        if not common and any(hosts):
+            text = "not all hosts have the same snapshot"
+            self._log.write("not_gone_back", step=0, text=text)
+            if self._log.leading:
+                say(f"the job begins anew: {text}.")
+
+    def go_back(
+        self,
+        store: tuple[str, int],
+        fired: Sequence[str],
+        *,
+        mark: str,
+        is_first: bool,
+        together: AllMadeAgain | None,
+    ) -> MadeAgain | None:
+        """Make all ranks again from the newest one, if there is any, before another start.
+
+        store: a new one, for their job. fired: rehearsed failures that have happened by now. mark: for CRIU's
+        own processes. is_first: this launcher has started no ranks yet. together: with the other hosts.
+        """
+        shelf = self.shelf
+        if shelf is None:
+            return None
+        shelf.settle()
+        while (snapshot := shelf.newest) is not None:
+            again, why = None, ""
+            try:
+                hosts = 1 if together is None else together.hosts
+                again = going_back.made_again(self._criu, snapshot, store, fired, mark=mark, hosts=hosts)
+            except NotMadeAgain as error:
+                why = str(error)
+            if together is not None:
+                why = together.why_not(snapshot.name, why)
+            if not why:
+                if is_first and again is not None and self._log.leading:
+                    made = datetime.fromtimestamp(again.plan["made"]).isoformat(sep=" ", timespec="seconds")
+                    say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
+                return again
+            if again is not None:
+                again.undo()
+            self._pass_over(shelf, snapshot, why)
+        return None
+
+    def _pass_over(self, shelf: Shelf, snapshot: ProcessSnapshot, why: str) -> None:
+        self._log.write("not_gone_back", step=snapshot.step, text=why)
+        shelf.pass_over(snapshot)
+        older = shelf.newest
+        then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
+        if self._log.leading:
+            say(f"the snapshot after step {snapshot.step} is of no use: {why} {then}")
+
+    def close(self, *, goes_on_later: bool) -> None:
+        """The job has ended; goes_on_later: from outside."""
+        if self.shelf is None:
+            return
+        self.shelf.settle()
+        if goes_on_later and (newest := self.shelf.newest) is not None:
+            say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")
+        else:
+            self.shelf.forget()
