@@ -200,10 +200,11 @@ def decide(job: KnownJob) -> Action:
 
     Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
     whole, or no rank can still save (one that stays stopped can't, and is waited for only if the state would
-    be lost without it), or `save_deadline` is over, or the user is impatient. A rank that ends successfully is no failure; it stays until all scripts are at their ends,
-    so that it can save if another fails. Each agent decides for itself and acts on the ranks of its host;
-    those of a host that is lost count as killed. What fails once the whole training has ended is a failure,
-    but nothing is done again for it; nor for what another start would end with again.
+    be lost without it), or `save_deadline` is over, or the user is impatient. A rank that ends successfully
+    is no failure; it stays until all scripts are at their ends, so that it can save if another fails. Each
+    agent decides for itself and acts on the ranks of its host; those of a host that is lost count as killed.
+    What fails once the whole training has ended is a failure, but nothing is done again for it; nor for what
+    another start would end with again.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
