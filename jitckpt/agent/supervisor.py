@@ -19,6 +19,7 @@ from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.console import say
 from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.recovery import (
+    STOPPED_GRACE,
     Close,
     EndRanks,
     KnownJob,
@@ -31,6 +32,7 @@ from jitckpt.decisions.recovery import (
     can_take_in,
     decide,
     incurable,
+    is_last_of_its_shard,
     mistakes,
     starts_again,
     training_is_over,
@@ -138,6 +140,7 @@ class Supervisor(threading.Thread):
         self._said_before, self._elastic, self._snapshot = said_before, elastic, snapshot
         self._wants_in = ""  # who waits to be taken in, in words
         self.interrupts: list[int] = []
+        self._told_stopped: set[int] = set()  # ranks
         self._patient_until = 0.0
         self._wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._selector = selectors.DefaultSelector()
@@ -321,7 +324,22 @@ class Supervisor(threading.Thread):
                 self._change(
                     rank.rank, stopped_since=(rank.stopped_since or self._job.now) if stopped else None
                 )
+                self._tell_of_stopped(self._rank(rank.rank))
         return self._job.now + STOPPED_LOOK
+
+    def _tell_of_stopped(self, rank: Rank) -> None:
+        """Say for whom all wait; a moment may pass before, in which somebody looks at the rank."""
+        stands = rank.stopped_since is not None and self._job.now >= rank.stopped_since + STOPPED_GRACE
+        if not stands or rank.rank in self._told_stopped or not is_last_of_its_shard(self._job, rank):
+            return
+        self._told_stopped.add(rank.rank)
+        text = (
+            f"rank {rank.rank} is stopped by a signal, and no other rank can save what it has: it is waited "
+            f"for until the {self._job.save_deadline:g} s are over. To let it go on: kill -CONT "
+            f"{self._workers[rank.rank].pid}"
+        )
+        self._log.write("warning", rank=rank.rank, text=text)
+        say(f"{text}.")
 
     def _change(self, rank: int, **facts: Any) -> None:
         ranks = (replace(known, **facts) if known.rank == rank else known for known in self._job.ranks)

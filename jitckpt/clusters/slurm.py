@@ -4,6 +4,7 @@ import shutil
 import socket
 import subprocess
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -87,11 +88,12 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
 
     For the step's first node, which mostly has srun, too. It is no reason not to start.
     """
-    try:
+    found = []
+    with suppress(HostsError):
         srun = _srun(environment)
-        found = [_ends_healthy_ranks(environment, srun), _ends_with_a_node(environment, srun)]
-    except HostsError:
-        return []
+        for look in (_ends_healthy_ranks, _ends_with_a_node):
+            with suppress(HostsError):
+                found.append(look(environment, srun))
     return [sentence for sentence in found if sentence]
 
 
@@ -114,15 +116,7 @@ def _ends_healthy_ranks(environment: Mapping[str, str], srun: Sequence[str] | No
 
 def _ends_with_a_node(environment: Mapping[str, str], srun: Sequence[str] | None) -> str:
     """Return why Slurm would end all agents when a node is lost; empty if nothing says so."""
-    missing = []
-    if "SBATCH_NO_KILL" not in environment:
-        job = environment["SLURM_JOB_ID"]
-        script = _asked("write", "batch_script", job, "-").splitlines()  # empty if there is none
-        words = [word for line in script if line.startswith("#SBATCH") for word in line.split()]
-        for line in _asked("show", "job", job).splitlines():
-            words += line.split() if line.strip().startswith("SubmitLine=") else []  # since Slurm 25.11
-        if script and not _is_set(words):
-            missing.append("#SBATCH --no-kill to its script")
+    missing = [] if "SBATCH_NO_KILL" in environment else _missing_of_the_job(environment["SLURM_JOB_ID"])
     if srun is not None and not _is_set(srun, before="SLURM_NO_KILL" in environment):
         missing.append("--no-kill to srun")
     if not missing:
@@ -131,6 +125,23 @@ def _ends_with_a_node(environment: Mapping[str, str], srun: Sequence[str] | None
         "as far as can be seen Slurm will end all agents of this job with the first node that is lost, and "
         f"no other can take its place. Add {' and '.join(missing)}."
     )
+
+
+def _missing_of_the_job(job: str) -> list[str]:
+    """Return what was not said as the job was submitted, as far as is known, and where to add it."""
+    lines = (line.strip() for line in _asked("show", "job", job).splitlines())
+    # Since Slurm 25.11. Before, nothing tells what was on the command line.
+    submitted = next((line.partition("=")[2].split() for line in lines if line.startswith("SubmitLine=")), [])
+    script: list[str] = []
+    with suppress(HostsError):  # a job of salloc or srun has none, and Slurm may say so by an error
+        script = _asked("write", "batch_script", job, "-").splitlines()
+    words = [word for line in script if line.startswith("#SBATCH") for word in line.split()]
+    if _is_set([*words, *submitted]):
+        return []
+    if script:
+        unknown = "" if submitted else ", if sbatch was not given it, which this Slurm does not tell,"
+        return [f"#SBATCH --no-kill to its script{unknown}"]
+    return ["--no-kill to salloc"] if submitted and Path(submitted[0]).name == "salloc" else []
 
 
 def _is_set(words: Sequence[str], before: bool = False) -> bool:

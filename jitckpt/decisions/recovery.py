@@ -12,7 +12,8 @@ from typing import Literal
 TERMINATION_GRACE = 30.0
 # Seconds in which ranks that have not said which step they save may still say so once a step is whole.
 NEWER_STEP_GRACE = 0.25
-# Seconds that a rank may be stopped (by SIGSTOP, say) until its save is not waited for any more.
+# Seconds that a rank may be stopped (by SIGSTOP, say) until its save is not waited for any more, if it is
+# not the last that can save its shard.
 STOPPED_GRACE = 2.0
 # Seconds that the writing of rank-local states gets at least.
 LOCAL_STATE_SECONDS = 10.0
@@ -198,11 +199,12 @@ def decide(job: KnownJob) -> Action:
     """Return the next thing to do.
 
     Ranks are ended only when one whole replica of every shard is saved, and no newer step is just being made
-    whole, or no rank can still save (one that stays stopped can't), or `save_deadline` is over, or the user
-    is impatient. A rank that ends successfully is no failure; it stays until all scripts are at their ends,
-    so that it can save if another fails. Each agent decides for itself and acts on the ranks of its host;
-    those of a host that is lost count as killed. What fails once the whole training has ended is a failure,
-    but nothing is done again for it; nor for what another start would end with again.
+    whole, or no rank can still save (one that stays stopped can't, and is waited for only if the state would
+    be lost without it), or `save_deadline` is over, or the user is impatient. A rank that ends successfully
+    is no failure; it stays until all scripts are at their ends, so that it can save if another fails. Each
+    agent decides for itself and acts on the ranks of its host; those of a host that is lost count as killed.
+    What fails once the whole training has ended is a failure, but nothing is done again for it; nor for what
+    another start would end with again.
     """
     live = [rank for rank in job.ranks if rank.alive and (rank.own or not job.impatient)]
     failed = job.interrupted or any(rank.failed for rank in job.ranks)
@@ -308,7 +310,7 @@ def _save(job: KnownJob) -> Action | None:
     """What is still to do for the save; None if there is no more to wait for."""
     if job.impatient or (job.in_memory is not None and not job.can_be_saved()):
         return None  # what can be saved would be of no use, and the memory tier has the state
-    able = [rank for rank in job.ranks if rank.can_save and job.now < _patience_with(rank)]
+    able = [rank for rank in job.ranks if rank.can_save and job.now < _patience_with(job, rank)]
     if whole := whole_steps(job.ranks):
         return _save_of_newer_step(job, able, max(whole))
     deadline = None if job.save_ordered_at is None else job.save_ordered_at + job.save_deadline
@@ -317,13 +319,27 @@ def _save(job: KnownJob) -> Action | None:
     unordered = tuple(rank.rank for rank in able if rank.save == "none")
     if unordered:
         return OrderSave(unordered)
-    until = min([_patience_with(rank) for rank in able] + [inf if deadline is None else deadline])
+    until = min([_patience_with(job, rank) for rank in able] + [inf if deadline is None else deadline])
     return Wait(None if until == inf else until)
 
 
-def _patience_with(rank: Rank) -> float:
+def _patience_with(job: KnownJob, rank: Rank) -> float:
     """Return until when a rank's save is waited for, as far as that depends on the rank being stopped."""
-    return inf if rank.stopped_since is None else rank.stopped_since + STOPPED_GRACE
+    if rank.stopped_since is None or is_last_of_its_shard(job, rank):
+        return inf  # but for the deadline
+    return rank.stopped_since + STOPPED_GRACE
+
+
+def is_last_of_its_shard(job: KnownJob, rank: Rank) -> bool:
+    """Return whether the state is lost without this rank, which is stopped, and may be continued.
+
+    Not where ranks hang and none has failed: then it is probably what the others wait for, and stays so.
+    """
+    hangs = job.alarmed and not any(one.failed for one in job.ranks)
+    if rank.stopped_since is None or hangs or job.in_memory is not None or job.has_lost_shard():
+        return False
+    others = [one for one in job.ranks if one.rank != rank.rank and one.shard == rank.shard]
+    return not any(one.save == "ended" or (one.can_save and one.stopped_since is None) for one in others)
 
 
 def _save_of_newer_step(job: KnownJob, able: list[Rank], whole: int) -> Action | None:

@@ -207,15 +207,17 @@ class CoordinatedRendezvous(RendezvousHandler):
                     self._join()
                     joined = True
                 info, why = self._look_for_start()
+                what = why
                 if info is not None:
                     return info
             except LeaseLost:
-                joined, why = False, ""
+                joined, why, what = False, "", ""
                 self._forget_lease(self._lease)
             except CoordinationError as error:
                 why = f"{error}."
-            if why and why != told:
-                told = why
+                what = why.partition(" (")[0]  # what the silence of a member was like differs each time
+            if why and what != told:
+                told = what
                 limit = "" if why == STANDS_BY else f" This agent waits for at most {self._timeout:g} s."
                 say(f"{why}{limit}")
             if why == STANDS_BY:  # for as long as the job is there

@@ -71,6 +71,7 @@ DEAD_SECONDS = (
 )
 THREAD_NAME = "jitckpt-store"
 HEARTBEATS_NAME = "RendezvousKeepAliveTimer"  # torch's, with a number
+TAKES_A_PLACE = "it takes the place of one that is lost, when the others meet again"
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 Value = TypeVar("Value")
@@ -380,7 +381,9 @@ class LastingRendezvous(RendezvousHandler):
         if others and not self._waits and self._is_waiting():
             self._waits = True
             self.inner.wait_for_missing(GATHERING_SECONDS)
-            say("this host waits: the job goes on without it, and takes it in at the end of a step.")
+            lasts = self._config.min_nodes < self._config.max_nodes  # the job, without hosts
+            then = "the job goes on without it, and takes it in at the end of a step"
+            say(f"this host waits: {then if lasts else TAKES_A_PLACE}.")
         if self._stands_by and self._max_standby is not None:
             waiting = sorted(self.inner._state_holder.state.redundancy_list)
             if self.inner._this_node in waiting[self._max_standby :]:

@@ -158,7 +158,10 @@ def _told(recovery: Recovery) -> list[str]:
     when = datetime.fromtimestamp(recovery.found).strftime("%H:%M:%S")
     rehearsed = f" (rehearsed: {recovery.fault})" if recovery.fault else ""
     sentences = [f"{when}: {recovery.cause}{rehearsed}."]
-    if recovery.save_seconds is not None:
+    if recovery.saved_step is not None and not recovery.saved_by:
+        # Before the host that was to tell of it was known to be lost.
+        sentences.append(f"The state after step {recovery.saved_step} was saved.")
+    elif recovery.save_seconds is not None:
         sentences.append(
             f"The state after step {recovery.saved_step} was saved in {recovery.save_seconds:.2f} s: "
             f"{show_size(recovery.save_bytes)} by {_ranks(recovery.saved_by)}."

@@ -405,16 +405,30 @@ def test_a_stopped_rank_is_named_and_killed(start: Starter) -> None:
     assert job.failed == {0: (-signal.SIGKILL, True), 1: (-signal.SIGKILL, True)}
 
 
-def test_a_save_of_a_stopped_rank_is_not_waited_for(start: Starter) -> None:
-    """Rank 0 has been killed, rank 1 alone could save."""
-    started = time.monotonic()
+STOPS_BEFORE_ITS_SAVE = "register(); wait_until_logged('registered', 2); die(signal.SIGSTOP); save(7)"
+
+
+def test_a_stopped_rank_that_alone_can_save_is_named_and_waited_for(start: Starter) -> None:
+    """Rank 0 has been killed; somebody lets rank 1 go on."""
+    job = start("register(); wait_until_logged('registered', 2); die()", STOPS_BEFORE_ITS_SAVE)
+    job.wait_until_logged("warning")
+    pid = job.workers[1].pid
+    assert [event["text"] for event in job.events("warning")] == [
+        "rank 1 is stopped by a signal, and no other rank can save what it has: it is waited for until the "
+        f"{PLENTY:g} s are over. To let it go on: kill -CONT {pid}"
+    ]
+    os.kill(pid, signal.SIGCONT)
+    assert job.supervisor.result() is Outcome.RESTART
+    assert job.events("saved")[0]["step"] == 7
+
+
+def test_a_stopped_rank_that_alone_can_save_is_waited_for_until_the_deadline(start: Starter) -> None:
     job = start(
-        "register(); wait_until_logged('registered', 2); die()",
-        "register(); wait_until_logged('registered', 2); die(signal.SIGSTOP)",
+        "register(); wait_until_logged('registered', 2); die()", STOPS_BEFORE_ITS_SAVE, save_deadline=0.5
     )
     assert job.supervisor.result() is Outcome.RESTART
-    assert time.monotonic() - started < PLENTY, "the deadline"
     assert job.events("save_ordered")[0]["ranks"] == (1,)
+    assert job.events("saved") == []
     assert job.failed == {0: (-signal.SIGKILL, False), 1: (-signal.SIGKILL, True)}
 
 

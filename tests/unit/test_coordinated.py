@@ -2,17 +2,18 @@
 
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 from uuid import uuid4
 
 import pytest
 from etcd_cluster import Cluster, etcd
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.hosts.coordinated import STANDS_BY, CoordinatedRendezvous
-from jitckpt.hosts.coordination import LeaseLost
+from jitckpt.hosts.coordination import CoordinationError, LeaseLost
 from jitckpt.hosts.etcd import Etcd
 from jitckpt.hosts.stores import StoreGone
 
@@ -58,6 +59,35 @@ def agents(cluster: Cluster) -> Iterator[Agents]:
 def lose(agent: CoordinatedRendezvous, *others: CoordinatedRendezvous) -> None:
     """Let an agent see others no more."""
     agent._lost = frozenset(other.agent for other in others)
+
+
+class Silent:
+    """A service of which no member answers; each time that is said with other numbers."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __getattr__(self, call: str) -> Callable[..., Any]:
+        def ask(*_: object) -> None:
+            self.asked += 1
+            raise CoordinationError(f"etcd at E gives no answer (E: read timeout={self.asked / 7})")
+
+        return ask
+
+
+def test_that_the_service_is_silent_is_said_once_and_not_waited_for_for_ever(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """As where hosts are lost with most of the members that ran on them."""
+    service: Any = Silent()
+    agent = CoordinatedRendezvous(service, "job", hosts=3, timeout=0.3, silence=60.0)
+    with pytest.raises(RendezvousTimeoutError):
+        agent.next_rendezvous()
+    assert service.asked > 2
+    (told,) = capsys.readouterr().err.splitlines()
+    assert told.startswith("jitckpt: etcd at E gives no answer (E: read timeout=")
+    assert told.endswith(" This agent waits for at most 0.3 s.")
+    agent.leave()
 
 
 def test_two_meet_and_share_a_store(agents: Agents) -> None:

@@ -272,15 +272,36 @@ def test_the_agent_waits_for_the_save_until_the_deadline() -> None:
     assert decide(replace(saving, now=159.0)) == EndRanks(kill=(0,), terminate=())
 
 
-def test_a_rank_that_stays_stopped_is_not_waited_for() -> None:
+def test_a_rank_that_stays_stopped_is_not_waited_for_where_another_has_its_state() -> None:
     """It may have been stopped for a moment by somebody who looks at it."""
     stopped = registered(0, save="ordered", stopped_since=100.0)
-    saving = job(stopped, KILLED, save_ordered_at=99.0)
-    assert decide(saving) == Wait(100.0 + STOPPED_GRACE)
-    assert decide(replace(saving, now=100.0 + STOPPED_GRACE)) == EndRanks(kill=(0,), terminate=())
-    beside = job(stopped, registered(1, save="ordered"), KILLED, save_ordered_at=99.0)
-    assert decide(replace(beside, now=100.0 + STOPPED_GRACE)) == Wait(159.0), "rank 1 still saves"
-    assert decide(replace(saving, save_ordered_at=30.0)) == EndRanks(kill=(0,), terminate=()), "too late"
+    beside = job(stopped, registered(2, save="ordered"), KILLED, save_ordered_at=99.0)
+    assert decide(beside) == Wait(100.0 + STOPPED_GRACE)
+    assert decide(replace(beside, now=100.0 + STOPPED_GRACE)) == Wait(159.0), "rank 2 still saves"
+
+
+def test_a_stopped_rank_that_alone_has_the_state_is_waited_for_until_the_deadline() -> None:
+    """Two of three hosts were lost at once, and somebody stops the process of the third for a while."""
+    stopped = registered(0, save="ordered", stopped_since=100.0)
+    saving = job(stopped, KILLED, registered(2, exit_code=-9), save_ordered_at=99.0)
+    assert decide(replace(saving, now=100.0 + STOPPED_GRACE)) == Wait(159.0)
+    assert decide(replace(saving, now=159.0)) == EndRanks(kill=(0,), terminate=())
+    another = replace(saving, ranks=(stopped, replace(stopped, rank=1), registered(2, exit_code=-9)))
+    assert decide(replace(another, now=100.0 + STOPPED_GRACE)) == Wait(159.0), "either may be continued"
+    assert decide(replace(saving, now=100.0 + STOPPED_GRACE, impatient=True)) == EndRanks((0,), ())
+
+
+def test_a_stopped_rank_is_not_waited_for_where_that_saves_nothing() -> None:
+    """It is what hangs; or the state is elsewhere, or lost anyway."""
+    stopped = registered(0, save="ordered", stopped_since=100.0, shards=2)
+    other = registered(1, save="ended", saved_step=7, shard=1, shards=2)
+    late = 100.0 + STOPPED_GRACE
+    hangs = job(stopped, other, save_ordered_at=99.0, now=late, alarmed=True)
+    assert decide(hangs) == EndRanks(kill=(0, 1), terminate=())
+    kept = job(stopped, other, registered(2, exit_code=-9), save_ordered_at=99.0, now=late, in_memory=7)
+    assert decide(kept) == EndRanks(kill=(0, 1), terminate=())
+    lost = job(stopped, replace(other, exit_code=-9, save="none"), save_ordered_at=99.0, now=late)
+    assert decide(lost) == EndRanks(kill=(0,), terminate=())
 
 
 def test_one_whole_replica_is_enough() -> None:

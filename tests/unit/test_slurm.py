@@ -62,13 +62,15 @@ def test_it_is_the_memory_tiers_where_no_option_says_another(
     assert (wanted.domains, wanted.domains_by) == (domains, by)
 
 
-# As Slurm 22.05 answers; SubmitLine is what 25.11 has beside.
+# As Slurm 22.05 answers; SubmitLine is what 25.11 has beside. NO_SCRIPT: the status where a job has none.
 SCONTROL = """#!/bin/bash
 case "$*" in
     "show config") echo "KillOnBadExit           = $KILL_ON_BAD_EXIT" ;;
     "-o show step 7.0") echo "StepId=7.0 UserId=0 State=RUNNING Name=bash SrunHost:Pid=$SRUN " ;;
-    "write batch_script 7 -") printf %s "$SCRIPT" ;;
-    "show job 7") printf "JobId=7 JobName=b.sh\n   Command=b.sh\n   SubmitLine=$SUBMITTED\n" ;;
+    "write batch_script 7 -") printf %s "$SCRIPT"; [[ $SCRIPT ]] || exit "${NO_SCRIPT:-0}" ;;
+    "show job 7")
+        printf "JobId=7 JobName=b.sh\n   Command=b.sh\n"
+        [[ ! $SUBMITTED ]] || echo "   SubmitLine=$SUBMITTED" ;;
     *) exit 1 ;;
 esac
 """
@@ -127,8 +129,11 @@ def test_it_is_told_where_a_step_ends_with_its_first_failure(cluster: Cluster) -
 
 
 def test_it_is_told_where_a_job_or_a_step_ends_with_the_first_node_that_is_lost(cluster: Cluster) -> None:
-    both = "Add #SBATCH --no-kill to its script and --no-kill to srun."
+    unknown = ", if sbatch was not given it, which this Slurm does not tell,"
+    both = f"Add #SBATCH --no-kill to its script{unknown} and --no-kill to srun."
     assert f"{LOST}, and no other can take its place. {both}" in cluster.warnings()
+    cluster.says(submitted="sbatch -N4 b.sh")
+    assert "Add #SBATCH --no-kill to its script and --no-kill to srun." in cluster.warnings()
     cluster.says(script="#!/bin/bash\n#SBATCH --nodes=4 --no-kill\n")
     assert "Add --no-kill to srun." in cluster.warnings("--nodes=4")
     assert "Add --no-kill to srun." in cluster.warnings("--no-kill=off", SLURM_NO_KILL="1")
@@ -137,9 +142,27 @@ def test_it_is_told_where_a_job_or_a_step_ends_with_the_first_node_that_is_lost(
     assert cluster.warnings(SLURM_NO_KILL="") == ""
     cluster.says(submitted="sbatch -k -N4 b.sh")
     assert cluster.warnings("-k") == ""
-    cluster.says()
+    cluster.says(submitted="sbatch -N4 b.sh")
     assert "Add #SBATCH --no-kill to its script." in cluster.warnings("-k")
     assert cluster.warnings("-k", SBATCH_NO_KILL="") == ""
+
+
+@pytest.mark.parametrize("status", ["0", "1"])
+def test_a_job_without_a_script_is_told_what_its_srun_lacks(cluster: Cluster, status: str) -> None:
+    """Whether Slurm answers with nothing, or refuses to show a script that is not there."""
+    cluster.set("NO_SCRIPT", status)
+    cluster.says(script="", kill_on_bad_exit="1")
+    told = cluster.warnings("-N", "4")
+    assert HEALTHY in told
+    assert f"{LOST}, and no other can take its place. Add --no-kill to srun." in told
+    assert cluster.warnings("-k", "-K0") == ""
+    cluster.says(script="", submitted="salloc -N4")
+    assert "Add --no-kill to salloc." in cluster.warnings("-k")
+    assert "Add --no-kill to salloc and --no-kill to srun." in cluster.warnings()
+    cluster.says(script="", submitted="/usr/bin/salloc -N4 --no-kill")
+    assert cluster.warnings("-k") == ""
+    cluster.says(script="", submitted="srun -N4 bash -c train")
+    assert "Add --no-kill to srun." in cluster.warnings("-N4")
 
 
 def test_what_slurm_does_not_tell_is_no_reason_not_to_start(

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from hashlib import sha256
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -264,6 +265,27 @@ def test_who_may_be_cut_off_waits_and_ends_in_time(
     with pytest.raises(HostsError, match=r"In 1 s no host with the address 127.0.0.1 has come"):
         one.next_rendezvous()
     assert "this host sees 1 of 3 hosts that may be alive" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("least", "told"),
+    [
+        (3, "it takes the place of one that is lost, when the others meet again"),
+        (2, "the job goes on without it, and takes it in at the end of a step"),
+    ],
+)
+def test_who_comes_as_hosts_are_missing_is_told_what_it_waits_for(
+    free_port: int, capsys: pytest.CaptureFixture[str], least: int, told: str
+) -> None:
+    """A job that needs all its hosts does not go on without it."""
+    inner: Any = SimpleNamespace(wait_for_missing=lambda seconds: None, _stop_heartbeats=lambda: None)
+    late: Any = agent(free_port, 3, inner)
+    late._config = replace(late._config, min_nodes=least)
+    late._read = lambda: stores.Notes(None, Past("start", 0, 3, STORE, 0), [])
+    late._is_redundant, late._is_waiting = lambda: False, lambda: True
+    late._look()
+    late._look()
+    assert capsys.readouterr().err == f"jitckpt: this host waits: {told}.\n"
 
 
 def test_who_is_left_alone_by_dead_hosts_does_not_wait_long_for_new_ones(

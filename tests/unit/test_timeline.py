@@ -55,6 +55,19 @@ def test_a_recovery_is_summed_up() -> None:
     assert recovery.first_step_seconds == pytest.approx(4.5)
 
 
+def test_a_save_of_which_only_the_end_was_told_is_said_to_be_there() -> None:
+    """The host that tells of all is lost, and who tells in its place has saved before it knew of that."""
+    story = Story().add("job_started", world_size=3, max_restarts=3)
+    story.add("detected", cause="host", text="host 0 with rank 0 is lost", first=True)
+    story.add("save_ordered", save_id=1, ranks=[1], deadline=60.0, after=0.0)
+    story.add("saved", step=3, after=0.0).add("job_ended", outcome="failed")
+    assert in_words(story.events, "ckpt")[1:] == [
+        "The state after step 3 was saved.",
+        "The job failed.",
+        "The state after step 3 lies in ckpt; the same command goes on from there.",
+    ]
+
+
 def test_it_is_told_in_words() -> None:
     events = Story().killed_and_saved().restarted(19).add("job_ended", outcome="succeeded").events
     found, saved, restarted, ended = in_words(events, "ckpt")
