@@ -418,7 +418,7 @@ def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:
 
 
 def outermost(model: nn.Module) -> Iterator[nn.Module]:
-    """Yield the model, or of one without a forward of its own (a ModuleList, an agent) its parts that have."""
+    """Yield the model; of one without a forward of its own (a ModuleList) its parts that have one."""
     if getattr(model.forward, "__func__", None) is not nn.Module.forward:
         yield model
         return
