@@ -842,6 +842,10 @@ class Protection:
             if changed:
                 self._checker.step_begins()  # what the next epoch begins with may change what it copies now
 
+    def batch_drawn(self, number: int) -> None:
+        """The loop was given a batch, of that pass of the epoch."""
+        self._draws.batch_drawn(number)
+
     def drawn_ahead(self) -> None:
         self._reporter.warn_once(
             "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
