@@ -10,7 +10,7 @@ optimizers make steps in it.
 import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from types import FrameType
 from typing import Any, Protocol
 from weakref import WeakSet
@@ -85,8 +85,8 @@ class TrainingHooks:
         every_optimizer: then a minibatch is, from the second on, one step of each that has made one before
         the first one makes its second. every_scaler: without a scaler, watch whichever is used.
         on_phase: called with the step and forward, backward, optimizer or between when the loop gets there.
-        Without a model, and of one whose parts alone are called (a ModuleList), the forward pass is that of
-        the outermost module called, watched only for on_phase.
+        Without a model the forward pass is that of the outermost module called, watched only for on_phase;
+        of one without a forward of its own (a ModuleList) it is that of each of its parts.
         """
         self.step = 0  # the newest step that has ended on the host
         self._first_step = 0  # of those seen, where every optimizer is watched
@@ -105,7 +105,7 @@ class TrainingHooks:
         self._forward_seen = False  # of the model, in this minibatch
         self._depth = 0
         self._parts: WeakSet[nn.Module] | None = None  # of the model, by on_phase alone
-        self._whole: weakref.ref[nn.Module] | None = None
+        self._outermost: WeakSet[nn.Module] | None = None  # of these, those that have hooks of their own
         self._explicit = False  # the loop tells its boundaries
         # Optimizer steps since the last boundary. Where there may be several, the minibatch ends with it.
         self._turns = 0
@@ -113,10 +113,11 @@ class TrainingHooks:
         self.only_at_boundary = False  # whatever is around the optimizers goes on after their own steps
         self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
-        if model is not None:
-            self._watch_model(model)
+        called = [] if model is None else [*outermost(model)]
+        for one in called:
+            self._watch_model(one)
         if on_phase is not None:
-            self._watch_parts(model)
+            self._watch_parts(model, called)
         self._watch_optimizers(optimizers)
         self._learns = every_optimizer and not optimizers
         self.is_learned = not self._learns  # which optimizers make up a minibatch
@@ -144,10 +145,10 @@ class TrainingHooks:
             model.register_forward_hook(Attached(ends)),
         ]
 
-    def _watch_parts(self, model: nn.Module | None) -> None:
+    def _watch_parts(self, model: nn.Module | None, called: Iterable[nn.Module]) -> None:
         """Watch the modules of the model, or without one all there are, for what they are called in."""
         self._parts = None if model is None else WeakSet(model.modules())
-        self._whole = None if model is None else weakref.ref(model)
+        self._outermost = None if model is None else WeakSet(called)
         self._handles += [
             nn.modules.module.register_module_forward_pre_hook(untraced(self._any_module_begins)),
             nn.modules.module.register_module_forward_hook(untraced(self._any_module_ends), always_call=True),
@@ -238,23 +239,23 @@ class TrainingHooks:
     def _any_module_begins(self, module: nn.Module, inputs: object) -> None:
         if self._parts is None or module in self._parts:
             self._depth += 1
-            if self._depth == 1 and self._whole is None:
+            if self._depth == 1 and self._outermost is None:
                 self._forward_begins(module, inputs)
-            elif self._depth == 1 and not self._is_whole(module) and torch.is_grad_enabled():
+            elif self._depth == 1 and not self._is_watched(module) and torch.is_grad_enabled():
                 assert self._on_phase is not None
                 self._on_phase(self.step + 1, "forward")
 
     def _any_module_ends(self, module: nn.Module, inputs: object, output: object) -> None:
         if self._parts is None or module in self._parts:
             self._depth -= 1
-            if self._depth == 0 and self._whole is None:
+            if self._depth == 0 and self._outermost is None:
                 self._forward_ends(module, inputs, output)
-            elif self._depth == 0 and not self._is_whole(module) and torch.is_grad_enabled():
+            elif self._depth == 0 and not self._is_watched(module) and torch.is_grad_enabled():
                 self._watch_backward(output)
 
-    def _is_whole(self, module: nn.Module) -> bool:
-        """Return whether it is the model itself, which has hooks of its own."""
-        return self._whole is not None and self._whole() is module
+    def _is_watched(self, module: nn.Module) -> bool:
+        """Return whether it has hooks of its own."""
+        return self._outermost is not None and module in self._outermost
 
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -279,7 +280,7 @@ class TrainingHooks:
         if self._explicit and self._has_model and self._forward_seen and self._asked_since_forward:
             self._listener.drawn_ahead()
         if not (self._has_model and self._forward_seen):
-            # No model was given, or one of which only parts are called (the stages of a pipeline): the last
+            # No model was given, or one whose forward nobody calls (but other methods, or parts): the last
             # moment that is known.
             self._listener.forward_ended(self.step + 1)
         self._listener.step_begun(self.step + 1)
@@ -414,6 +415,15 @@ def is_in_step(optimizer: Optimizer, besides: Optimizer) -> bool:
         found += frame.f_code.co_name == "wrapper" and frame.f_locals.get("self") is optimizer
         frame = frame.f_back
     return found > (optimizer is besides)
+
+
+def outermost(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the model; of one without a forward of its own (a ModuleList) its parts that have one."""
+    if getattr(model.forward, "__func__", None) is not nn.Module.forward:
+        yield model
+        return
+    for part in model.children():
+        yield from outermost(part)
 
 
 def all_inside(optimizer: Optimizer) -> Iterator[Optimizer]:

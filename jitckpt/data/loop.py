@@ -69,6 +69,7 @@ class Loop:
         warn: Callable[[str], None],
         went_on: Callable[[FrameType], None] = lambda frame: None,
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
+        drawn: Callable[[int], None] = lambda number: None,
         head: Head | None = None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch.
@@ -76,14 +77,14 @@ class Loop:
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch. head: looks at
-        what it computes outside of its loops.
+        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch. drawn: it is
+        given a batch, of that pass of the epoch. head: looks at what it computes outside of its loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
-        self._epoch_begins, self._between = epoch_begins, BetweenLoops(head)
+        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -323,6 +324,7 @@ class Loop:
             self._ended()
             raise
         self._newest = one, self._minibatches
+        self._drawn(number)
         self._given_outside = not self._in_steps
         self._has_given = True
         self._put_numbers()

@@ -120,7 +120,7 @@ def _mark(value: Any, known: set[int], depth: int) -> Any:
     elif (state := _state_of(value)) is not None:
         mark = id(value), state
     elif depth and not kind.__module__.startswith(("torch.", "builtins")):
-        kept = [*getattr(value, "__dict__", {}).items(), *_slots_of(value)]
+        kept = [*getattr(value, "__dict__", {}).items(), *slots_of(value)]
         mark = id(value), [(name, _mark(one, known, depth - 1)) for name, one in kept]
     return kind, mark
 
@@ -138,7 +138,7 @@ def _state_of(value: Any) -> Any:
     return repr(value) if isinstance(value, itertools.count) else None
 
 
-def _slots_of(value: Any) -> list[tuple[str, Any]]:
+def slots_of(value: Any) -> list[tuple[str, Any]]:
     """Return what an object keeps in __slots__."""
     names = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
     return [(name, getattr(value, name)) for name in names if hasattr(value, name)]

@@ -1,6 +1,7 @@
 """Notices a training that draws data or random numbers where a restart could not make that again."""
 
 import weakref
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -14,6 +15,12 @@ from jitckpt.hooks import torch_loaders
 LOOKED_AT = 3  # minibatches in which random numbers are looked at; a loop does in each what it does in these
 TWO_LINES = "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`"
 
+ONE_AHEAD = (
+    "The loop draws two batches before its first forward pass, and then one before each: if it keeps one "
+    "ahead of the one it trains with, as a prefetcher does, a restart leaves that one out. Have job.batches "
+    "draw from the prefetcher (an object with __iter__), and not the prefetcher from job.batches."
+)
+
 
 class Draws:
     """Of one job; `warn` gets a sentence, each one once."""
@@ -26,20 +33,34 @@ class Draws:
         self._random = RandomState(None)
         self._behind_forward: tuple[Any, ...] | None = None
         self._steps = 0
+        self._since_forward: Counter[int] = Counter()  # batches drawn since then, by passes of the epoch
+        self._at_once: list[Counter[int]] = [Counter()]  # the most of each, by steps
         self.is_looking = True  # at what is drawn: forward_ended need not be called any more once it does not
         self._trains: list[tuple[weakref.ref[Iterator[Any]], str]] = []  # iterators of training data
         self._evaluates = ""  # a loader that was iterated besides since the last step
         self._said: set[str] = set()
         self.end = torch_loaders.watch(self._iterated)
 
+    def batch_drawn(self, number: int) -> None:
+        """The script was given a batch of that pass of the epoch."""
+        if self.is_looking:
+            self._since_forward[number] += 1
+
     def forward_ended(self) -> None:
         if self.is_looking:
+            self._at_once[-1] |= self._since_forward
+            self._since_forward.clear()
             self._behind_forward = self._drawn()
 
     def step_begins(self) -> None:
         """The optimizer is about to make a step."""
         self._steps += 1
         self.is_looking = self._steps < LOOKED_AT
+        if self._steps == LOOKED_AT and any(
+            [of_step[number] for of_step in self._at_once] == [2, 1, 1] for number in self._at_once[0]
+        ):
+            self._say(ONE_AHEAD)
+        self._at_once.append(Counter())
         if self._behind_forward is not None:
             if self._behind_forward != self._drawn():
                 self._say(

@@ -294,6 +294,7 @@ class Job:
             warn=self._reporter.warn_on_first,
             went_on=self._variables.look,
             epoch_begins=variables_of_epochs.look,
+            drawn=self._batch_drawn,
             head=self._head,
         )
 
@@ -569,6 +570,9 @@ class Job:
             self._as_restored.end()
             self._as_restored = None
         return has_stepped
+
+    def _batch_drawn(self, number: int) -> None:
+        self._protection.batch_drawn(number)
 
     def _write_again(self) -> None:
         self._protection.write_again()

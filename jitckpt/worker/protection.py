@@ -592,8 +592,9 @@ class Protection:
             self._draws.forward_ended()
         if not self._recorder.write_again(step, final=False):
             self._write_local(step, final=False)
-        if self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT:
-            self._extra_behind_forward = self._host.extra_now()
+        looks = self._looks_at_extra and step <= self._base + EXTRA_LOOKED_AT
+        # That of a step before is none of this one's: of several optimizers each tells as its step ends.
+        self._extra_behind_forward = self._host.extra_now() if looks else None
         if self._copies is not None and self._barrier is None:
             self._copies.wait(step)  # the next collective may be the last that the others need
 
@@ -840,6 +841,10 @@ class Protection:
             self._checker.settled(step, self._host.local if changed else None)
             if changed:
                 self._checker.step_begins()  # what the next epoch begins with may change what it copies now
+
+    def batch_drawn(self, number: int) -> None:
+        """The loop was given a batch, of that pass of the epoch."""
+        self._draws.batch_drawn(number)
 
     def drawn_ahead(self) -> None:
         self._reporter.warn_once(

@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
+from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
@@ -40,7 +41,7 @@ SHOWN = 8  # names
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
-OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
+OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler)
 ITERATORS: tuple[Any, ...] = (
     GeneratorType,
     type(iter([])),
@@ -68,6 +69,7 @@ HOOKS = (
 )
 _OPAQUE = "*opaque"
 _LIBRARIES = installed.folders()
+_GOES_ELSEWHERE = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
 _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 
 TEXT = (
@@ -177,6 +179,8 @@ class ScriptVariables:
         kept = known[1]
         kept |= {id(tensor) for one in self._given for tensor in _tensors_of(one)} | {*map(id, self._given)}
         read, carried = read_first(frame.f_code, at)
+        if self._of_epochs:
+            read, carried = (names | set_now_and_then(frame.f_code, at) for names in (read, carried))
         tells_nothing = len(at) > 1
         scope = variables_of(frame)
         marks: dict[str, object] = {}
@@ -234,6 +238,9 @@ class ScriptVariables:
                 if tells_nothing:  # else it may be what draws from the loop
                     marks[name] = _advanced(value)
             elif name in read and not isinstance(value, OTHERS_AFFAIR):
+                for kind in type(value).__mro__:
+                    if kind.__name__ not in kept_names and _is_scripts_class(kind):
+                        marks |= _inside(kind.__name__, kind, kept, attributes)
                 marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
 
@@ -385,16 +392,67 @@ def _names(argument: Any) -> tuple[Any, ...]:
     return argument if isinstance(argument, tuple) else (argument,)
 
 
-@cache
-def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what the loop around instructions reads before it writes it, and what of that it writes."""
-    instructions = [*dis.get_instructions(code)]
+def _loop_around(instructions: Iterable[dis.Instruction], at: tuple[int, ...]) -> tuple[int, int]:
+    """Return where the innermost loop around these places begins and ends."""
     spans = [
         (one.offset - one.argval, one.argval, one.offset)
         for one in instructions
         if "JUMP_BACKWARD" in one.opname and one.argval <= min(at) and max(at) <= one.offset
     ]
-    _, begin, end = min(spans, default=(0, 0, -1))
+    return min(spans, default=(0, 0, -1))[1:]
+
+
+@cache
+def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return what the loop around instructions sets in some iterations alone, and the code behind it reads.
+
+    The best weights by now, for one.
+    """
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
+    stores: dict[str, set[int]] = {}
+    behind: dict[str, str] = {}  # what is done first with a name
+    for one in instructions:
+        for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
+            if one.offset > end:
+                behind.setdefault(name, kind)
+            elif kind == "STORE" and one.offset >= begin:
+                stores.setdefault(name, set()).add(one.offset)
+    return frozenset(
+        name
+        for name, places in stores.items()
+        if behind.get(name) == "LOAD" and _can_be_left_out(instructions, begin, end, places)
+    )
+
+
+def _can_be_left_out(instructions: Sequence[dis.Instruction], begin: int, end: int, places: set[int]) -> bool:
+    """Whether an iteration can come to its end without these. Loops inside of it are gone through once."""
+    following = {one.offset: (one, after) for one, after in itertools.pairwise(instructions)}
+    waiting, known = [(begin, False)], set(places)
+    while waiting:
+        place, comes_back = waiting.pop()
+        if place not in following or not begin <= place <= end or (place in known and not comes_back):
+            continue
+        known.add(place)
+        one, after = following[place]
+        if one.opname == "FOR_ITER":
+            waiting.append((one.argval if comes_back else after.offset, False))
+        elif "JUMP" in one.opname and one.argval == begin:
+            return True
+        else:
+            if "JUMP" in one.opname:
+                is_inner_loops = one.argval < place and following[one.argval][0].opname == "FOR_ITER"
+                waiting.append((one.argval, is_inner_loops))
+            if not one.opname.startswith(_GOES_ELSEWHERE):
+                waiting.append((after.offset, False))
+    return False
+
+
+@cache
+def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what the loop around instructions reads before it writes it, and what of that it writes."""
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
     read: dict[str, None] = {}
     written: set[str] = set()
     for one in instructions:
@@ -492,8 +550,10 @@ def _inside(
 
     def marks_in(one: Any, depth: int) -> Iterator[tuple[str, object]]:
         kind: Any = type(one)
-        carried = _carried_by(kind)
-        for key, part in vars(one).items():
+        carried = _carried_by(one if isinstance(one, type) else kind)
+        if isinstance(one, FunctionType):
+            carried = _carried_in(one.__code__)
+        for key, part in _attributes_of(one).items():
             if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
                 continue
             # What a sampler of the script's own changes in a pass is made again by the pass; a dataset's
@@ -532,9 +592,24 @@ def _inside(
     found: dict[str, object] = {}
     if isinstance(value, (*CONTAINERS, *ARRAYS)):
         found[name] = mark(value, DEPTH)
-    elif _is_own(value) or isinstance(value, nn.Module | Sampler | Dataset):
+    elif _has_attributes(value):
         found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
     return {key: one for key, one in found.items() if one is not _OPAQUE}
+
+
+def _has_attributes(value: object) -> bool:
+    """Whether attributes of it may be the script's."""
+    if isinstance(value, FunctionType):
+        return not value.__code__.co_filename.startswith(_LIBRARIES)
+    own = _is_scripts_class(value) if isinstance(value, type) else _is_own(value)
+    return own or isinstance(value, nn.Module | Sampler | Dataset)
+
+
+def _attributes_of(value: Any) -> dict[str, Any]:
+    found = {**(getattr(value, "__dict__", None) or {}), **dict(slots_of(value))}
+    if isinstance(value, type | FunctionType):
+        return {name: one for name, one in found.items() if not name.startswith("__")}
+    return found
 
 
 @cache
@@ -579,7 +654,7 @@ def _is_scripts_class(kind: Any) -> bool:
 def _is_own(value: object) -> bool:
     kind: Any = type(value)
     own = (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, OTHERS_AFFAIR)
-    return own and isinstance(getattr(value, "__dict__", None), dict)
+    return own and (isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__"))
 
 
 def _state_of(generator: Any) -> object:
@@ -619,4 +694,4 @@ def _parts(one: object) -> Iterator[object]:
         yield from one.values()
     elif isinstance(one, list | tuple | set | deque) and len(one) < MOST_VALUES:
         yield from one
-    yield from (getattr(one, "__dict__", None) or {}).values()
+    yield from _attributes_of(one).values()

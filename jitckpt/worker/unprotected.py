@@ -36,6 +36,9 @@ class Unprotected:
     def write_again(self) -> None:
         """The same."""
 
+    def batch_drawn(self, number: int) -> None:
+        """Nobody looks at what the loop draws."""
+
     def boundary(self) -> bool:
         """The loop goes on; no minibatch was seen to end by that."""
         return False

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from jitckpt.worker.draws import Draws
+from jitckpt.worker.draws import ONE_AHEAD, Draws
 
 
 class Watched:
@@ -50,6 +50,27 @@ def test_those_before_it_and_after_the_step_are_the_loops_own(watched: Watched) 
         watched.minibatch()
         random.random()
     assert watched.warnings == []
+
+
+@pytest.mark.parametrize(
+    ("drawn", "is_ahead"),
+    [
+        (["aa", "a", "a", "a"], True),
+        (["aab", "ab", "ab", "ab"], True),
+        (["a", "a", "a", "a"], False),
+        (["aa", "aa", "aa", "aa"], False),  # two make one
+        (["aab", "b", "b", "b"], False),  # a look at some of an evaluation's first
+        (["aa", "a", "aa", "a"], False),  # now and then one is left out
+    ],
+)
+def test_a_loop_that_keeps_a_batch_ahead_is_named_at_the_third_step(
+    watched: Watched, drawn: list[str], is_ahead: bool
+) -> None:
+    for passes in drawn:
+        for number in map(ord, passes):
+            watched.draws.batch_drawn(number)
+        watched.minibatch()
+    assert watched.warnings == ([ONE_AHEAD] if is_ahead else [])
 
 
 def test_a_loader_of_training_data_is_named_at_the_first_step(watched: Watched) -> None:

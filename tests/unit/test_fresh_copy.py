@@ -158,6 +158,17 @@ def test_a_parameter_that_is_frozen_after_init_comes_back_so() -> None:
     assert comparison.sentences(training.differences()) == []
 
 
+@pytest.mark.parametrize("trained", [True, False])
+def test_a_tensor_that_is_no_parameter_is_trained_in_the_copy_as_well(trained: bool) -> None:
+    """A temperature that is learned; the flat copies of mixed precision are not."""
+    temperature = torch.zeros(1, requires_grad=trained)
+    training = Training(lambda given: adam([*given, temperature]), step_lr)
+    training.begin()
+    copied = training.fresh.optimizers[0].param_groups[0]["params"][-1]
+    assert type(copied) is Tensor
+    assert copied.requires_grad == trained
+
+
 class Casting(lr_scheduler.StepLR):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         super().load_state_dict(state_dict | {"last_epoch": float(state_dict["last_epoch"])})

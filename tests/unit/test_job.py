@@ -652,3 +652,26 @@ def test_an_optimizer_that_begins_when_nobody_looks_for_such_any_more_is_named_o
     one._host.extra = SimpleNamespace(state_dict=lambda: late.param_groups[0]["params"])
     assert one.stepped_elsewhere(late)
     assert len(said) == 1, "it was named before, or `extra` has it"
+
+
+def test_extra_that_changes_between_minibatches_does_not_change_in_one() -> None:
+    """Each of several optimizers tells, as its step ends, what the rank knows by then: a minibatch's last."""
+    said: list[str] = []
+    extra = [0]
+    one: Any = protection.Protection.__new__(protection.Protection)
+    one.off, one._copies, one._barrier, one._base, one._told_before = None, None, None, 0, 0
+    one._looks_at_extra = True
+    one._draws = SimpleNamespace(is_looking=False)
+    one._recorder = SimpleNamespace(write_again=lambda step, final: True, is_taken=lambda parts: True)
+    one._host = SimpleNamespace(extra_now=lambda: (*extra,), local=dict, extra_is_on_device=False)
+    one._reporter = SimpleNamespace(warn_once=said.append)
+    for step in range(1, protection.EXTRA_LOOKED_AT + 2):
+        extra[0] += 1
+        one.forward_ended(step)
+        one._write_extra_again(step)
+        one.forward_ended(step)
+    assert said == []
+    one.forward_ended(1)
+    extra[0] += 1
+    one._write_extra_again(1)
+    assert said == [protection.EXTRA_CHANGES_EARLY]

@@ -9,6 +9,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import numpy
@@ -594,9 +595,61 @@ def by_labels(loop: Loop) -> None:
     assert first.dataset is not third.dataset
 
 
+@dataclass(slots=True)
+class Meter:
+    value: float = 0.0
+    last: float = 0.0
+
+    def update(self, value: float) -> None:
+        self.value = 0.9 * self.value + 0.1 * value
+        self.last = value
+
+
+class Trainer:
+    """Counts for all of its kind."""
+
+    steps, rate, last, names = 0, 1.0, 0.0, ("a", "b")
+
+    def train(self, batch: int) -> None:
+        Trainer.steps += 1
+        Trainer.rate *= 0.9
+        Trainer.last = float(batch)
+
+
+class Kept:
+    steps = 0
+
+
+def add(batch: int) -> int:
+    vars(add)["calls"] = vars(add).get("calls", 0) + batch
+    return batch
+
+
+def by_slots(loop: Loop) -> None:
+    meter = Meter()
+    for batch in loop:
+        meter.update(batch * 1.0)
+
+
+def by_classes(loop: Loop) -> None:
+    trainer = Trainer()
+    for batch in loop:
+        trainer.train(batch)
+        Kept.steps += 1
+
+
+def by_functions(loop: Loop) -> None:
+    add(0)
+    for batch in loop:
+        add(batch)
+
+
 @pytest.mark.parametrize(
     ("script", "names"),
     [
+        (by_slots, {"meter.value"}),
+        (by_classes, {"Trainer.steps", "Trainer.rate", "Kept.steps"}),
+        (by_functions, {"add.calls"}),
         (by_labels, {"TensorDataset.tensors"}),
         (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
         (in_place, {"weights", "centres"}),
@@ -642,6 +695,32 @@ def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
     assert not first + third + fifth
     assert {*second[0].partition(". ")[0].split(", ")} == {"order", "rate"}
     assert fourth[0].startswith("patience. ")
+
+
+def test_what_an_epoch_sets_now_and_then_is_named_if_it_is_read_behind_the_loop() -> None:
+    """As the best weights by now are; not what each epoch sets, in whatever branch, or nobody reads."""
+    said: list[str] = []
+    variables = ScriptVariables([], None, lambda: 0, said.append, of_epochs=True)
+    model = torch.nn.Linear(2, 2)
+    best, best_epoch, unread = {**model.state_dict()}, 0, 0.0
+    for epoch in range(4):
+        variables.look(sys._getframe())
+        for batch in range(3):
+            loss = torch.ones(1) * batch
+        if epoch % 2:
+            kind = f"odd {epoch}"
+        elif epoch:
+            kind = f"even {epoch}"
+        else:
+            kind = "first"
+        if epoch == 1:
+            best, best_epoch = {name: one.clone() for name, one in model.state_dict().items()}, epoch
+            unread = epoch + 0.5
+    assert (best_epoch, len(best), kind) == (1, 2, "odd 3")
+    assert loss == 2
+    assert [text.partition("holds: ")[2].partition(". ")[0] for text in said] == ["best, best_epoch"]
+    unread = 1.0
+    del unread
 
 
 def test_what_the_loop_over_steps_has_named_that_over_epochs_does_not_name_again() -> None:

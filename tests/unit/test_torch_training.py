@@ -301,10 +301,33 @@ def test_ddp_and_its_module_are_alike(told: Told, attached: list[TrainingHooks])
     assert told.take() == [(name, 1) for name in STEP]
 
 
-def test_a_model_of_which_only_parts_are_called_is_past_its_forward_pass_when_the_step_begins(
-    told: Told,
+class Agent(nn.Module):
+    """Has no forward of its own, and parts in an attribute of another such module."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nets = nn.ModuleDict({"actor": nn.Sequential(nn.Linear(2, 2))})
+
+
+@pytest.mark.parametrize("model", [nn.ModuleList([nn.Sequential(nn.Linear(2, 2))]), Agent()])
+def test_the_forward_pass_of_a_model_without_one_is_that_of_its_parts(
+    told: Told, attached: list[TrainingHooks], model: nn.Module
 ) -> None:
-    parts = nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)])
+    """Other ranks may make a step that this one, whose backward pass was its last, does not come to."""
+    part = next(one for one in model.modules() if isinstance(one, nn.Sequential))
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    for step in (1, 2):
+        part(torch.ones(1, 2)).sum().backward()
+        assert told.take() == [("begun", step), ("forward", step)]
+        with torch.no_grad():
+            part(torch.ones(1, 2))
+        optimizer.step()
+        assert told.take() == [("step", step), ("ended", step)]
+
+
+def test_a_model_whose_forward_is_never_called_is_past_it_when_the_step_begins(told: Told) -> None:
+    parts = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
     hooks = TrainingHooks(told, model=parts, optimizers=[optimizer])
     for _ in range(2):
@@ -464,7 +487,9 @@ def test_with_boundaries_one_iteration_is_one_minibatch_whatever_optimizers_step
             forward_backward(both[1])
             optimizer.step()
         names = [name for name, _ in told.take()]
-        assert names == ["forward", "step", *["forward"] * len(turns)], "none is whole before the boundary"
+        passes = ["forward", "forward"]
+        again = [*passes, "forward"] * (len(turns) - 1)  # and as each optimizer has ended its step
+        assert names == [*passes, "step", "forward", *again], "none is whole before the boundary"
         assert hooks.step == step - 1
         assert hooks.boundary()
         several = [("several", 0)] if len(turns) > 1 else []
@@ -564,7 +589,8 @@ def test_the_phases_of_a_model_whose_parts_alone_are_called_are_theirs(
     with torch.no_grad():
         part(torch.ones(1, 2))
     phases = [name for name, _ in told.take() if name in ("forward", "backward")]
-    assert phases == ["forward", "forward", "backward", "backward"]
+    # The second one is no phase, but that the part's has ended.
+    assert phases == ["forward", "forward", "forward", "backward", "backward"]
     optimizer.step()
     # What is kept of the ranks' own state is what it is without a rehearsal.
     names = [name for name, _ in told.take()]

@@ -122,7 +122,7 @@ class FreshCopy:
             new = (
                 nn.Parameter(tensor, parameter.requires_grad)
                 if isinstance(parameter, nn.Parameter)
-                else tensor
+                else tensor.detach().requires_grad_(parameter.requires_grad)
             )
             self._memo[id(parameter)] = new
             self.names[id(new)] = self.names[id(parameter)] = name
