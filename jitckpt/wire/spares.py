@@ -23,6 +23,18 @@ class Import(ToSpare):
 
 
 @dataclass(frozen=True)
+class Prepare(ToSpare):
+    """To a spare, before it imports anything: what modules may ask for when they are imported.
+
+    environment: as Become's. arguments: sys.argv.
+    """
+
+    type = "prepare"
+    environment: dict[str, str | None]
+    arguments: list[str]
+
+
+@dataclass(frozen=True)
 class Fork(ToSpare):
     """To a template: fork a spare, which gets the socket that comes with this."""
 
@@ -69,5 +81,5 @@ class Begins(FromSpare):
     type = "begins"
 
 
-TO_SPARE = checked.by_type((Import, Fork, Become))
+TO_SPARE = checked.by_type((Import, Prepare, Fork, Become))
 FROM_SPARE = checked.by_type((Forked, NotForked, Begins))

@@ -23,7 +23,7 @@ from typing import Any
 from jitckpt.console import say
 from jitckpt.system import datagrams, installed, signals
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.spares import TO_SPARE, Become, Begins, Fork, Forked, Import, NotForked, ToSpare
+from jitckpt.wire.spares import TO_SPARE, Become, Begins, Fork, Forked, Import, NotForked, Prepare, ToSpare
 from jitckpt.worker import autoload
 
 # Nothing is imported from the working folder, which Python would put first, nor from beside the script: files
@@ -63,6 +63,11 @@ def first_on_path(command: Sequence[str]) -> str:
     return os.getcwd() if command[2] == "-m" else os.path.dirname(os.path.realpath(command[2]))
 
 
+def arguments_of(command: Sequence[str]) -> list[str]:
+    """Return what `command`, for which `can_become` holds, has as sys.argv; of a module's file the name."""
+    return [*command[3 if command[2] == "-m" else 2 :]]
+
+
 def is_for_all(module: str) -> bool:
     """Return whether a template can import this module: others may start threads, which a fork would lose.
 
@@ -93,7 +98,7 @@ def changed_environment(now: Mapping[str, str]) -> dict[str, str]:
 
 def main() -> None:
     """Fork spares as the agent asks for them; in a spare, wait for the order, then be the worker."""
-    control = socket.socket(fileno=int(sys.argv[1]))
+    control, folder = socket.socket(fileno=int(sys.argv[1])), sys.argv[2]
     signals.hold_still()
     gc.disable()  # modules are no garbage
     _import(["torch"])
@@ -114,7 +119,7 @@ def main() -> None:
                     else:
                         if pid == 0:
                             control.close()
-                            _be_spare(ours)
+                            _be_spare(ours, folder)
                             return
                         datagrams.send(control, Forked(pid))
             case None:
@@ -218,15 +223,18 @@ def _threads() -> int:
     return len(os.listdir("/proc/self/task"))
 
 
-def _be_spare(control: socket.socket) -> None:
+def _be_spare(control: socket.socket, folder: str) -> None:
     if "numpy" in sys.modules:  # else all would draw the same numbers, which new processes do not
         sys.modules["numpy"].random.seed()
     while True:
         match _heard(control):
             case Import(modules), _:
                 _import(modules)
+            case Prepare(environment, arguments), _:
+                _change_environment(environment)
+                sys.argv = arguments
             case Become() as order, descriptors:
-                _become(order, descriptors, control)
+                _become(order, descriptors, control, folder)
                 return
             case None:
                 return
@@ -248,15 +256,19 @@ def _heard(control: socket.socket) -> tuple[ToSpare, list[int]] | None:
             say(f"a warm spare is told what makes no sense: {error}")
 
 
-def _become(order: Become, descriptors: list[int], control: socket.socket) -> None:
-    os.setsid()
-    if not sys.flags.safe_path:
-        sys.path.insert(0, sys.argv[2])
-    for name, value in order.environment.items():
+def _change_environment(changes: Mapping[str, str | None]) -> None:
+    for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def _become(order: Become, descriptors: list[int], control: socket.socket, folder: str) -> None:
+    os.setsid()
+    if not sys.flags.safe_path:
+        sys.path.insert(0, folder)
+    _change_environment(order.environment)
     for name, descriptor in zip(order.descriptors, descriptors, strict=True):
         if name in ("1", "2"):
             os.dup2(descriptor, int(name))

@@ -177,6 +177,30 @@ def test_spares_run_the_script_with_random_numbers_of_their_own(template: Templa
     assert len(numbers) == 2
 
 
+def test_what_is_imported_sees_the_worker_in_whose_place_a_spare_stands(
+    environment: dict[str, str], tmp_path: Path
+) -> None:
+    """A trainer that is installed may look at its rank and at its arguments as soon as it is imported."""
+    (tmp_path / "looks.py").write_text("import os, sys\nseen = [os.environ.get('RANK'), *sys.argv]\n")
+    script, result = tmp_path / "train.py", tmp_path / "result"
+    script.write_text(
+        "import looks, os, sys\n"
+        "print(*looks.seen, os.environ['RANK'], *sys.argv, 'GONE' in os.environ, "
+        f"file=open({str(result)!r}, 'w'))"
+    )
+    command = [*COMMAND[:2], str(script), "--steps", "7"]
+    template = Template(command, environment | {"RANK": "0"})
+    try:
+        was = environment | {"RANK": "1", "GONE": "soon"}
+        made = template.new_spare(["looks"], command, was)
+        process = made.become(command, environment | {"RANK": "0", "PWD": str(tmp_path)}, {})
+        assert process.wait() == 0
+    finally:
+        template.close()
+    told = f"{script} --steps 7"
+    assert result.read_text().strip() == f"1 {told} 0 {told} False"
+
+
 def test_files_named_like_modules_are_the_scripts_own_affair(
     environment: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from jitckpt.agent.processes import children
 from jitckpt.system import datagrams, descriptor_limit, process_tree
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.spares import FROM_SPARE, Become, Begins, Fork, Forked, FromSpare, NotForked
+from jitckpt.wire.spares import FROM_SPARE, Become, Begins, Fork, Forked, FromSpare, NotForked, Prepare
 from jitckpt.worker import spare
 
 # To load torch from a slow file system. Then a new process is started in the place of a spare.
@@ -63,8 +63,16 @@ class Template:
             theirs.close()
         descriptor_limit.give_back(self._process.pid)
 
-    def new_spare(self, modules: Sequence[str]) -> "Spare":
-        """Return a spare that imports `modules` as soon as it has been forked. Raises OSError."""
+    def new_spare(
+        self,
+        modules: Sequence[str],
+        command: Sequence[str] | None = None,
+        environment: Mapping[str, str] | None = None,
+    ) -> "Spare":
+        """Return a spare that imports `modules` as soon as it has been forked. Raises OSError.
+
+        command, environment: of whom it is to take the place, for what is imported; else the template's.
+        """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         for end in (self._socket, ours):
             end.setblocking(False)
@@ -75,7 +83,8 @@ class Template:
             try:
                 _send_imports(self._socket, for_all)
                 datagrams.send(self._socket, Fork(), [theirs.fileno()])
-                _send_imports(ours, modules)
+                if command is None or environment is None or made.prepare(command, environment):
+                    _send_imports(ours, modules)
             except OSError:
                 ours.close()
                 raise
@@ -157,6 +166,14 @@ def _clause(error: Exception) -> str:
     return str(error).rstrip(".")
 
 
+def _changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str | None]:
+    """Return what is to be set in an environment, and with None what is to be removed."""
+    changes: dict[str, str | None] = {
+        name: value for name, value in after.items() if before.get(name) != value
+    }
+    return changes | {name: None for name in before if name not in after}
+
+
 def _send_imports(to: socket.socket, modules: Sequence[str]) -> None:
     for message in spare.imports(modules):
         with contextlib.suppress(BlockingIOError, ProtocolError):  # too much: that is imported later
@@ -169,6 +186,7 @@ class Spare:
     def __init__(self, template: Template, control: socket.socket) -> None:
         self._template = template
         self._socket = control
+        self._environment = template.environment
         self._process: ForkedProcess | None = None
         self._failure = ""
 
@@ -180,6 +198,16 @@ class Spare:
         """Take note of why there is no such process."""
         self._failure = reason
 
+    def prepare(self, command: Sequence[str], environment: Mapping[str, str]) -> bool:
+        """Have it import what it imports as a worker of this command would; return whether it was told."""
+        order = Prepare(_changes(self._environment, environment), spare.arguments_of(command))
+        try:
+            datagrams.send(self._socket, order)
+        except (BlockingIOError, ProtocolError):
+            return False
+        self._environment = environment
+        return True
+
     def become(
         self, command: Sequence[str], environment: Mapping[str, str], descriptors: Mapping[str, int]
     ) -> ForkedProcess:
@@ -188,11 +216,7 @@ class Spare:
         descriptors: copies of these are given to it, the numbers in the variables of these names; "1" and "2"
         become its output. Raises OSError if it can't be told; it is ended then.
         """
-        begun = self._template.environment
-        changes: dict[str, str | None] = {
-            name: value for name, value in environment.items() if begun.get(name) != value
-        }
-        changes |= {name: None for name in begun if name not in environment}
+        changes = _changes(self._environment, environment)
         self._template.wait_for(self)
         try:
             if self._process is None:

@@ -43,10 +43,14 @@ class Spares:
         Raises OSError if there can't be any more processes.
         """
         wanted = max(self.wanted(len(commands)), at_least)
+        changes = in_all(list(self._changes.values()))
         for local_rank, command in commands.items():
             while can_become(command) and len(self._waiting[local_rank]) < wanted:
                 template = self._living_template(command, list(environments.values()))
-                self._waiting[local_rank].append(template.new_spare(self._modules[local_rank]))
+                # What is imported may ask which rank it is, and what it was told on the command line.
+                environment = loading_environment(environments[local_rank], changes)
+                spare = template.new_spare(self._modules[local_rank], command, environment)
+                self._waiting[local_rank].append(spare)
             self._modules[local_rank] = []
         return sum(map(len, self._waiting.values()))
 
