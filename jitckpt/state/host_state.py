@@ -253,12 +253,18 @@ class ModelState:
                 parameter.requires_grad_(name not in frozen)
 
     def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
-        """Put saved buffers in the place of the model's; CheckpointError unless they are the same ones."""
+        """Put saved buffers in the place of the model's; CheckpointError unless they are the same ones.
+
+        One may have been None as the script built it, or of another shape: a memory bank grows.
+        """
         for one in [one for one in self._passing if one[0] in saved]:
             self._passing.remove(one)
             self._buffers.append(one[:3])
             one[1][one[2]] = saved[one[0]]
         self._captured = None
+        for name, holder, key in self._buffers:
+            if name in saved and key in holder and holder[key] is None:
+                holder[key] = saved[name]
         own = self.buffers()
         _check_names("buffers", own, saved)
         with torch.no_grad():
@@ -267,10 +273,12 @@ class ModelState:
                 if buffer is None:
                     continue
                 value, tensor = saved[name], own[name]
-                if type(buffer) is Tensor and buffer.stride() != value.stride():
-                    buffer.data = value.to(buffer.device, buffer.dtype)
-                _check_alike("buffers", name, tensor, value)
-                parallel.local(buffer).copy_(value)
+                lies_so = (buffer.shape, buffer.stride()) == (value.shape, value.stride())
+                if type(buffer) is Tensor and buffer.dtype == value.dtype and not lies_so:
+                    buffer.data = value.to(buffer.device)
+                else:
+                    _check_alike("buffers", name, tensor, value)
+                    tensor.copy_(value)
 
     def buffers(self) -> dict[str, Tensor]:
         found = ((name, holder.get(key)) for name, holder, key in self._buffers)
