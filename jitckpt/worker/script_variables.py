@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from multiprocessing.sharedctypes import SynchronizedBase
 from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, SimpleNamespace
 from typing import Any
 
@@ -199,8 +200,8 @@ class ScriptVariables:
                 )
         marks |= _in_modules([one for one in used if isinstance(one, nn.Module)], kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
-        if not self._of_epochs:
-            marks |= _in_loaders([one for one in used if isinstance(one, DataLoader)], kept, tells_nothing)
+        loaders = [one for one in used if isinstance(one, DataLoader)]
+        marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
         return marks | self._marks_of(
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )
@@ -506,6 +507,16 @@ def _in_loaders(loaders: Iterable[DataLoader[Any]], kept: set[int], tells_nothin
     return {**marks}
 
 
+def _shared_in(loaders: Iterable[DataLoader[Any]]) -> dict[str, object]:
+    """Return marks of the numbers in datasets that all of a loader's processes share: nobody keeps these."""
+    return {
+        f"{type(loader.dataset).__qualname__}.{name}": _state_of(part)
+        for loader in loaders
+        for name, part in getattr(loader.dataset, "__dict__", {}).items()
+        if isinstance(part, SynchronizedBase)
+    }
+
+
 class _InPlace:
     """A mark of a tensor or an array that is another once it was written to; another object tells nothing."""
 
@@ -565,6 +576,7 @@ def _inside(
                 lasts = isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
             else:
                 lasts = key in carried or key in attributes or _lasts(part)
+            lasts = lasts or isinstance(part, SynchronizedBase)
             if lasts and isinstance(part, ARRAYS):
                 yield key, None if id(part) in kept else (id(part), _InPlace(part))
             elif lasts:
@@ -577,7 +589,7 @@ def _inside(
         left -= 1
         if left < 0 or depth < 0 or id(one) in kept:
             return None
-        if isinstance(one, GENERATORS):
+        if isinstance(one, (*GENERATORS, SynchronizedBase)):
             return _state_of(one)
         if isinstance(one, CONTAINERS):
             parts = [*one.values()] if isinstance(one, dict) else [*one]
@@ -590,7 +602,7 @@ def _inside(
         return _rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
     found: dict[str, object] = {}
-    if isinstance(value, (*CONTAINERS, *ARRAYS)):
+    if isinstance(value, (*CONTAINERS, *ARRAYS, SynchronizedBase)):
         found[name] = mark(value, DEPTH)
     elif _has_attributes(value):
         found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
@@ -662,6 +674,8 @@ def _state_of(generator: Any) -> object:
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
         return generator.getstate()
+    if isinstance(generator, SynchronizedBase):  # of multiprocessing, which a loader's workers see, too
+        return bytes(generator.get_obj())
     state = (
         generator.bit_generator.state
         if isinstance(generator, numpy.random.Generator)

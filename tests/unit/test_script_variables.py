@@ -2,6 +2,7 @@
 
 import argparse
 import itertools
+import multiprocessing
 import random
 import sys
 import threading
@@ -644,9 +645,26 @@ def by_functions(loop: Loop) -> None:
         add(batch)
 
 
+class Harder(Samples):
+    """As hard as the number says that its loader's workers see, too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.level = multiprocessing.Value("i", 0)
+
+
+def by_shared_values(loop: Loop) -> None:
+    samples, own = Harder(), multiprocessing.Array("d", 2)
+    loader = torch.utils.data.DataLoader(samples)
+    for _ in loop:
+        samples.level.value += 1
+        own[0] += len([*loader])
+
+
 @pytest.mark.parametrize(
     ("script", "names"),
     [
+        (by_shared_values, {"Harder.level", "Harder.given", "own", "SEEN"}),
         (by_slots, {"meter.value"}),
         (by_classes, {"Trainer.steps", "Trainer.rate", "Kept.steps"}),
         (by_functions, {"add.calls"}),
@@ -667,6 +685,24 @@ def test_what_changes_out_of_the_loops_sight_is_named(
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+def test_a_number_that_a_datasets_processes_share_is_named_where_epochs_change_it() -> None:
+    said: list[str] = []
+    variables = ScriptVariables([], None, lambda: 0, said.append, of_epochs=True)
+
+    def epochs() -> Iterator[int]:
+        for epoch in range(3):
+            variables.look(sys._getframe(1))
+            yield epoch
+
+    samples = Harder()
+    loader = torch.utils.data.DataLoader(samples)
+    for _ in epochs():
+        assert loader.dataset is samples
+        samples.level.value += 1
+    assert len(said) == 1
+    assert "holds: Harder.level." in said[0]
 
 
 def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
