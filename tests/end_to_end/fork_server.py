@@ -151,6 +151,8 @@ class ForkServers:
         runs = "run" in command or "torch.distributed.run" in command
         if command[0] != sys.executable or not runs or "cuda" in command:
             return None
+        if _of_tests_own(environment) != PLAIN:  # a library that blocks the disk, say
+            return None
         several = "--nproc-per-node" in command and command[command.index("--nproc-per-node") + 1] != "1"
         threads = environment.get("OMP_NUM_THREADS", "1" if several else "")  # as torchrun has it
         server = self._server(environment, "transparent" in command, threads)
@@ -226,6 +228,7 @@ def _be_command(order: Any, descriptors: Sequence[int], loaded_with: Mapping[str
     os.chdir(order["folder"])
     _mark(order["environment"].get(MARK, "0"))
     _take_over(order["environment"])
+    sys.orig_argv[:] = order["command"]  # with which a launcher may begin once more
     if "numpy" in sys.modules:
         sys.modules["numpy"].random.seed()
     spare._device_count.by_itself()
@@ -323,6 +326,15 @@ def _that_counts(environment: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in environment.items() if not name.startswith(LATER)}
 
 
+def _of_tests_own(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a server has only if they were there before any test."""
+    return {
+        name: value
+        for name, value in _that_counts(environment).items()
+        if name not in ("PYTHONPATH", "OMP_NUM_THREADS") and not name.startswith("PYTEST_")
+    }
+
+
 def _adopt_orphans(adopts: bool) -> None:
     if ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, int(adopts)) != 0:
         raise OSError(ctypes.get_errno(), "prctl")
@@ -339,3 +351,6 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
     """Return the next message with its descriptors, None at the end."""
     data, descriptors, _, _ = socket.recv_fds(connection, MOST_BYTES, 8)
     return (json.loads(data) if data else None), descriptors
+
+
+PLAIN = _of_tests_own(os.environ)
