@@ -25,7 +25,7 @@ def test_the_second_launcher_is_refused_while_the_first_lives(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(directory_lock, "PATIENCE_SECONDS", 0.0)
-    args = argparse.Namespace(snapshot_every=5.0, checkpoint_dir=tmp_path / "job")
+    args = argparse.Namespace(snapshot_every=5.0, standalone=True, checkpoint_dir=tmp_path / "job")
     args.checkpoint_dir.mkdir()
     command = [sys.executable, "-c", HOLD, str(args.checkpoint_dir)]
     with subprocess.Popen(command, stdin=-1, stdout=-1, text=True) as first:
