@@ -183,7 +183,7 @@ class Agent(LocalElasticAgent):
         self._memory: MemoryTier | None = None
         self._objects: ObjectCopies | None = None
         self._snapshots: KeptSnapshots | None = None
-        self._goes_on_later = False  # the job was ended from outside
+        self._succeeded = False
         self._meetings = 0  # in this round of the rendezvous, after the first
         self._free_restarts = 0  # that are not counted, as hosts were lost or have come
         self._begun: list[StartBegun] = []  # the starts on several hosts
@@ -206,12 +206,12 @@ class Agent(LocalElasticAgent):
             self._memory = self._memory_tier()
             result: RunResult = super().run(*args, **kwargs)
             self._tell_what_never_happened()
-            if result.is_failed():
+            self._succeeded = not result.is_failed()
+            if not self._succeeded:
                 self._write_what_memory_has()
             return result
         except (SignalException, HostsError):
             self._write_what_memory_has()
-            self._goes_on_later = True
             raise
         except HostUnfit:
             self._tell_what_goes()
@@ -220,7 +220,7 @@ class Agent(LocalElasticAgent):
             self._spares.close()
             self._children.close()
             if self._snapshots is not None:
-                self._snapshots.close(goes_on_later=self._goes_on_later)
+                self._snapshots.close(succeeded=self._succeeded)
             if self._objects is not None:
                 self._objects.finish()
             if self._hosts is not None:
@@ -865,7 +865,6 @@ class Agent(LocalElasticAgent):
         return self._snapshots.go_back(
             (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
             [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
-            mark=self._children.mark,
             is_first=self._last is None,
             together=together,
         )

@@ -11,13 +11,12 @@ import pytest
 from criu_here import criu_of_this_machine
 from launcher import JITCKPT, Launcher, Result
 from namespaces import Namespaces, namespaces
-from test_snapshots import EVERY, SCRIPT, STEPS, Job
+from snapshot_job import EVERY, KILL, SCRIPT, STEPS, Job, in_memory, undisturbed_training
 from test_standby import ELSEWHERE, MEET
 
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.wire import environment
 
-KILL = "rank=1 step=11 phase=backward kind=kill"
 HOSTS = (0, 1)
 
 
@@ -29,21 +28,14 @@ def hosts() -> Iterator[Namespaces]:
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """What the training ends with of which nobody makes a snapshot."""
-    job = Job(Launcher(tmp_path_factory.mktemp("undisturbed")))
-    job.go_to(STEPS)
-    assert job.finish().status == 0
-    return [*job.finals, *job.logs]
+    return undisturbed_training(tmp_path_factory.mktemp("undisturbed"))
 
 
 @pytest.fixture
 def memory(launcher: Launcher) -> Iterator[Path]:
-    """Give where the hosts' directories are, in memory: a busy disk would take minutes."""
-    folder = launcher.directory / "disks"
-    folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3g", "tmpfs", str(folder)], check=True)
-    yield folder
-    subprocess.run(["umount", "--lazy", str(folder)], check=True)
+    """Give where the hosts' directories are."""
+    with in_memory(launcher.directory / "disks") as folder:
+        yield folder
 
 
 class HostsJob(Job):

@@ -307,6 +307,28 @@ def test_a_host_that_does_not_come_to_an_end_holds_nobody_for_ever(job: Job) -> 
     assert [one.draft for one in job.dumps] == [None] * 3
 
 
+def test_a_disk_that_takes_no_end_is_named(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    job.begin()
+    job.leader.carry_out(lambda: None)
+    while job.said:  # all but what the last host says of its disk
+        by, to, message, data = job.said.pop(0)
+        if not (by == 2 and isinstance(message, agents.SnapshotPut)):
+            every: list[Any] = [job.leader, *job.followers]
+            every[to].hear_host(Arrived(by, message, data))
+    job.leader.look()
+    assert job.told == []
+    job.now += 601
+    job.leader.look()
+    job.now += 601
+    job.leader.look()
+    assert job.told == [
+        "a snapshot of step 12 is not on the disk of host 2 after 600 s, and none is made before it is. The "
+        "training goes on; there is none."
+    ]
+    assert job.leader.next_look is None
+
+
 def test_nobody_but_the_first_host_leads(job: Job) -> None:
     with pytest.raises(KeyError, match="host 2 does not lead"):
         job.followers[0].hear_host(Arrived(2, agents.DumpRanks("name", 7)))

@@ -100,14 +100,13 @@ class KeptSnapshots:
         store: tuple[str, int],
         fired: Sequence[str],
         *,
-        mark: str,
         is_first: bool,
         together: AllMadeAgain | None,
     ) -> MadeAgain | None:
         """Make all ranks again from the newest one, if there is any, before another start.
 
-        store: a new one, for their job. fired: rehearsed failures that have happened by now. mark: for CRIU's
-        own processes. is_first: this launcher has started no ranks yet. together: with the other hosts.
+        store: a new one, for their job. fired: rehearsed failures that have happened by now. is_first: this
+        launcher has started no ranks yet. together: with the other hosts.
         """
         shelf = self.shelf
         if shelf is None:
@@ -117,7 +116,7 @@ class KeptSnapshots:
             again, why = None, ""
             try:
                 hosts = 1 if together is None else together.hosts
-                again = going_back.made_again(self._criu, snapshot, store, fired, mark=mark, hosts=hosts)
+                again = going_back.made_again(self._criu, snapshot, store, fired, mark=self.mark, hosts=hosts)
             except NotMadeAgain as error:
                 why = str(error)
             if together is not None:
@@ -140,12 +139,12 @@ class KeptSnapshots:
         if self._log.leading:
             say(f"the snapshot after step {snapshot.step} is of no use: {why} {then}")
 
-    def close(self, *, goes_on_later: bool) -> None:
-        """The job has ended; goes_on_later: from outside."""
+    def close(self, *, succeeded: bool) -> None:
+        """The job has ended, or goes on without this host. Unless it has succeeded, all of them stay."""
         if self.shelf is None:
             return
         self.shelf.settle()
-        if goes_on_later and (newest := self.shelf.newest) is not None:
-            say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")
-        else:
+        if succeeded:
             self.shelf.forget()
+        elif (newest := self.shelf.newest) is not None:
+            say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")

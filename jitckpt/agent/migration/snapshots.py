@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
+from math import inf
 from queue import SimpleQueue
 from typing import Any, Literal
 
@@ -33,6 +34,7 @@ from jitckpt.wire.agents import AgentMessage
 
 PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a minibatch is known to be valid
 ANSWER_SECONDS = 30.0  # in which another host says how far its ranks are
+PUT_SECONDS = 600.0  # until it is said that a disk takes no end
 LOOK_SECONDS = 0.05  # between two looks whether this host's part is on its disk
 FAILURES = (MoveError, CriuError, StoreError, OSError, RuntimeError)
 
@@ -173,7 +175,9 @@ class ProcessSnapshots(_HostPart):
             case "checking" | "asking" | "telling" | "writing":
                 return self._until
             case "putting":
-                return time.monotonic() + LOOK_SECONDS
+                if LEADER in self._awaited:
+                    return time.monotonic() + LOOK_SECONDS
+                return None if self._until == inf else self._until
         return None
 
     def look(self) -> None:
@@ -194,6 +198,12 @@ class ProcessSnapshots(_HostPart):
             case "putting":
                 while not self._own_puts.empty():
                     self._is_put(LEADER, *self._own_puts.get())
+                if self._phase == "putting" and now >= self._until:
+                    self._until = inf
+                    self._tell_user(
+                        f"of step {self._step} is not on the disk of {late} after {PUT_SECONDS:g} s, and "
+                        "none is made before it is."
+                    )
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
@@ -350,6 +360,7 @@ class ProcessSnapshots(_HostPart):
             "dump": self._dumped_at - self._writing_at,
         }
         self._phase, self._pauses = "putting", True
+        self._until = time.monotonic() + PUT_SECONDS
         self._awaited, self._sizes = {LEADER, *self._others}, []
         plan = {
             "name": self._name,
