@@ -57,8 +57,8 @@ class Dumps:
     def why_never(self) -> str:
         return self.never
 
-    def why_not(self) -> str:
-        return self.never or self.not_now
+    def why_no_room(self) -> str:
+        return self.not_now
 
     def dump(self, step: int) -> None:
         self.place.want(0)

@@ -65,10 +65,8 @@ class HostDumps:
             return str(error)
         return ""
 
-    def why_not(self) -> str:
-        """Return why none can be made now, as the end of a sentence; "" if it can."""
-        if why := self.why_never():
-            return why
+    def why_no_room(self) -> str:
+        """Return why there is no room for one, as the end of a sentence; "" if there is."""
         try:
             self.bytes = needed = sum(
                 looked_at.image_bytes(self.mover.worker(rank).pid) for rank in self._ranks

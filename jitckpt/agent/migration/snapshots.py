@@ -85,7 +85,7 @@ class FollowedSnapshots(_HostPart):
         match arrived.message:
             case agents.AskSnapshot(number):
                 never = dumps.why_never()
-                why = never or (dumps.why_not() if dumps.is_ready else "")
+                why = never or (dumps.why_no_room() if dumps.is_ready else "")
                 answer = agents.SnapshotAnswer(number, dumps.place.steps, dumps.bytes)
                 self._say(replace(answer, ready=dumps.is_ready, why=why, never=bool(never)))
             case agents.WaitBehind(number, step):
@@ -276,7 +276,7 @@ class ProcessSnapshots(_HostPart):
         self._question("checking", agents.AskSnapshot)
 
     def _ask(self) -> None:
-        if why := self._dumps.why_not():
+        if why := self._dumps.why_never() or self._dumps.why_no_room():
             self._fail(why)
             return
         self._newest_then = max(self._dumps.place.steps)
