@@ -162,15 +162,17 @@ class Loader:
 class Pass(ABC):
     """One pass; `state` says how far it is. To be dropped when it has ended, as torch's iterators are."""
 
+    chooses = True  # else a pass inside of it looks after the samples that the loop has chosen
+
     def __init__(self, of: Loader, saved: PassState | None) -> None:
         self._of = of
         self._goes_on = saved is not None
         self.state = PassState() if saved is None else copy.deepcopy(saved)
         self._iterator: Iterator[Any] | None = None
         if not (self.state.ended and self.state.begun == b""):
-            if saved is None:
+            if saved is None and self.chooses:
                 self.state.chosen = chosen_samples.chosen(of.loader, of.warn)
-            else:
+            elif saved is not None and self.chooses:
                 chosen_samples.choose_again(of.loader, saved.chosen, of.warn)
             self._begin()
 

@@ -35,6 +35,8 @@ def is_held_back(loader: Any) -> bool:
 class HeldBackPass(Pass):
     """One pass; the inner one, over the loader itself, is a batch further."""
 
+    chooses = False
+
     def _begin(self) -> None:
         self._generators = Generators()
         known: Loader | None = vars(self._of).get("inner")
@@ -43,6 +45,7 @@ class HeldBackPass(Pass):
         self._ahead = self.state.ahead
         saved = dataclasses.replace(self.state, ended=False, left=False, ahead=b"") if self._goes_on else None
         self._inner = known.begin(saved)
+        self.state.chosen = self._inner.state.chosen
 
     def next(self) -> Any:
         """Return the next batch; what the pass says of itself is as it was before."""

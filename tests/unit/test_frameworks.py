@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
-from jitckpt.data import data_pass
+from jitckpt.data import data_pass, made_in_loop
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
@@ -136,7 +136,13 @@ def test_a_pass_that_reads_ahead_goes_on() -> None:
     goes_on(lambda: DataLoaderShard(base()), left_out=0)
 
 
-def test_a_pass_that_holds_its_last_batch_back_goes_on() -> None:
+@pytest.mark.parametrize("watching", [False, True])
+def test_a_pass_that_holds_its_last_batch_back_goes_on(
+    watching: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also where a loop has begun: what it makes is chosen, by the pass inside."""
+    if watching:
+        monkeypatch.setattr(made_in_loop, "_known", made_in_loop._Known())
     goes_on(lambda: HeldBack(base()), left_out=1)
 
 
