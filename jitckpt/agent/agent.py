@@ -170,6 +170,7 @@ class Agent(LocalElasticAgent):
         self._first_directories: dict[str, str] = {}  # see environment.FIRST_DIRECTORIES
         self._spares = Spares(settings.warm_spares)
         self._suspects = Suspects()
+        self._reports = health.HostReports(settings.report_host)
         self._devices = list(settings.devices)
         self._signals: list[int] = []
         self._starting = False
@@ -229,6 +230,7 @@ class Agent(LocalElasticAgent):
                 self._memory.close(end=True)
             if self._lasting is not None:
                 self._lasting.close()
+            self._reports.finish()
             for number, handler in before.items():
                 signal.signal(number, handler)
 
@@ -386,33 +388,45 @@ class Agent(LocalElasticAgent):
 
         Raises HostUnfit at a restart, which others may do without this host; else waits until it is well.
         """
-        command = self._settings.health_check
-        if command is None:
-            return
-        if not again or self._config.max_nodes == 1:
+        if again and self._config.max_nodes > 1:
+            self._leave_if_unfit(worker_group, f"jitckpt/{self._meetings + 1}")
+        elif self._settings.health_check is not None:
             service = self._lasting if isinstance(self._lasting, CoordinatedRendezvous) else None
             tell = health.nobody if service is None else service.tell_health
-            health.wait_until_well(command, rendezvous.join_timeout(self._config), tell)
-        elif why := health.why_unfit(command):
+            health.wait_until_well(self._settings.health_check, rendezvous.join_timeout(self._config), tell)
+
+    def _look_before_it_is_taken(self, worker_group: Any) -> None:
+        """Leave if this host, which may have waited for hours, is no longer wanted, or not well."""
+        assert self._lasting is not None
+        prefix = "jitckpt/0"
+        try:
+            self._settings.still_wanted()
+        except (NotNeeded, HostsMissing):
+            self._lasting.decline(worker_group.store, prefix, worker_group.group_rank)
+            raise
+        self._leave_if_unfit(worker_group, prefix)
+
+    def _leave_if_unfit(self, worker_group: Any, prefix: str) -> None:
+        """Raise HostUnfit where this host is not well, for a start which others may do without it.
+
+        prefix: of the keys by which they meet for it.
+        """
+        if self._settings.health_check is None:
+            return
+        if why := health.why_unfit(self._settings.health_check):
             assert self._lasting is not None
-            self._lasting.decline(
-                worker_group.store, f"jitckpt/{self._meetings + 1}", worker_group.group_rank
-            )
-            if self._settings.report_host is not None:
-                health.report(self._settings.report_host, self._settings.host_name, why)
+            self._lasting.decline(worker_group.store, prefix, worker_group.group_rank)
+            self._reports.tell(self._settings.host_name, why, health.UNFIT)
             raise HostUnfit(f"the job goes on without this host: {why}.")
 
     def _report_lost(self, before: Hosts, losses: Mapping[int, str]) -> None:
         """Have a scheduler told of hosts without which the job goes on; one may have come again."""
-        command = self._settings.report_host
-        if command is None or self._hosts is None or not self._log.leading:
+        if self._hosts is None or not self._log.leading:
             return
         here = {host.address for host in self._hosts.all}
         for place, why in losses.items():
             if (host := before.all[place]).address not in here:
-                # The start does not wait for it.
-                told = (command, host.name or host.address, why)
-                threading.Thread(target=health.report, args=told, name="jitckpt-report", daemon=True).start()
+                self._reports.tell(host.name or host.address, why, health.LOST)
 
     def _come_together(self, worker_group: Any) -> bool:
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
@@ -421,6 +435,9 @@ class Agent(LocalElasticAgent):
             if isinstance(self._lasting, CoordinatedRendezvous) and self._directory():
                 self._lasting.newest_start = self._newest_start_known()
             self._torchs_rendezvous(worker_group)
+            if self._lasting is not None and self._lasting.has_waited:
+                self._lasting.has_waited = False
+                self._look_before_it_is_taken(worker_group)
             if worker_group.group_world_size > 1:
                 self._meetings = 0
                 self._meet(worker_group)
@@ -833,6 +850,7 @@ class Agent(LocalElasticAgent):
                 run=self._run,
                 children=self._children,
                 suspects=self._suspects,
+                reports=self._reports,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
                 mistakes_before=frozenset() if self._last is None else self._last.mistakes,

@@ -3,6 +3,7 @@
 import os
 import signal
 import subprocess
+import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
@@ -12,7 +13,10 @@ from jitckpt.errors import HostsMissing
 
 SECONDS = 120.0  # that a check may take
 PAUSE_SECONDS = 10.0  # between two of a host that is not well
+LAST_SECONDS = 10.0  # that the end of the job waits for reports
 LONGEST = 200  # characters of what a check says
+# What a report is about: the job goes on without the host, its check has failed, or a device may be broken.
+LOST, UNFIT, SUSPECT = "lost", "unfit", "suspect"
 
 
 def nobody(why: str) -> None:
@@ -69,7 +73,35 @@ def wait_until_well(command: str, timeout: float, tell: Callable[[str], None] = 
         say("this host's health check passes; it may be taken again.")
 
 
-def report(command: str, host: str, why: str) -> None:
-    """Run the command that tells a scheduler of a host which the job has gone on without."""
-    failed = why_unfit(command, arguments=(host, why))
+class HostReports:
+    """Tells a scheduler of hosts, by the user's command. Nothing waits for it but the job's end."""
+
+    def __init__(self, command: str | None) -> None:
+        self._command = command
+        self._told: set[tuple[str, str]] = set()
+        self._running: list[threading.Thread] = []
+
+    def tell(self, host: str, why: str, kind: str) -> None:
+        """Tell of a host, once of each kind. kind: LOST, UNFIT or SUSPECT."""
+        if self._command is None or (host, kind) in self._told:
+            return
+        self._told.add((host, kind))
+        told = (self._command, host, why, kind)
+        thread = threading.Thread(target=report, args=told, name="jitckpt-report", daemon=True)
+        self._running.append(thread)
+        thread.start()
+
+    def finish(self) -> None:
+        """The job ends: wait for what is being told, but not for a scheduler that gives no answer."""
+        until = time.monotonic() + LAST_SECONDS
+        for thread in self._running:
+            thread.join(max(0.0, until - time.monotonic()))
+
+
+def report(command: str, host: str, why: str, kind: str) -> None:
+    """Run the command that tells a scheduler of a host."""
+    try:
+        failed = why_unfit(command, arguments=(host, why, kind))
+    except OSError as error:  # no room for another process
+        failed = f"`{command}` can't be run: {error}"
     say(f"{host} could not be reported: {failed}." if failed else f"{host} is reported: {why}.")

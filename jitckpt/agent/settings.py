@@ -1,6 +1,6 @@
 """What `jitckpt run` adds to the settings of torchrun, for an agent and the processes of its start."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -48,4 +48,6 @@ class Settings:
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
     objects: WantedObjects | None = None  # what is saved is copied there
+    # Raises NotNeeded or HostsMissing where a host that stood by is no longer to be taken.
+    still_wanted: Callable[[], None] = lambda: None
     wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does

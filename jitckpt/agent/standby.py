@@ -306,7 +306,7 @@ def _go_on(
     moved = agents.RanksMoved(ranks, last.size, last.dump, last.transfer, last.restore)
     hosts.send(LEADER, moved)  # who alone writes events
     say(f"this host has taken the place of host {move.index}: ranks {', '.join(map(str, ranks))}.")
-    numbers = range(count)
+    numbers, reports = range(count), health.HostReports(settings.report_host)
     with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
         processes = _Adopted(
             taken,
@@ -318,6 +318,7 @@ def _go_on(
             run=move.facts.run,
             children=children,
             suspects=Suspects(),
+            reports=reports,
             devices=settings.devices,
             restarts_left=0,
             mistakes_before=frozenset(),
@@ -341,3 +342,4 @@ def _go_on(
         finally:
             processes.close()
             hosts.close()
+            reports.finish()

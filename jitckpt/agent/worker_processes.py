@@ -14,6 +14,7 @@ from typing import Any
 from torch.distributed.elastic.multiprocessing import PContext, RunProcsResult, SignalException
 from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 
+from jitckpt.agent.health import SUSPECT, HostReports
 from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.migration.going_back import MadeAgain
@@ -102,6 +103,7 @@ class WorkerProcesses(PContext):
         run: str,
         children: Children,
         suspects: Suspects,
+        reports: HostReports,
         devices: Sequence[str],
         restarts_left: int,
         mistakes_before: frozenset[str],
@@ -129,7 +131,7 @@ class WorkerProcesses(PContext):
         self._first_directories = first_directories
         self._run = run
         self._children = children
-        self._suspects = suspects
+        self._suspects, self._reports = suspects, reports
         self._devices = devices
         self._restarts_left = restarts_left
         self._mistakes_before = mistakes_before
@@ -543,6 +545,8 @@ class WorkerProcesses(PContext):
             way = "a restart" if self._settings.exclude_suspect else "--exclude-suspect"
             what = f"has failed twice on device {device} of {host}, which is suspect now"
             say(f"rank {worker.rank} {what}; {way} leaves it out.")
+            why = f"rank {worker.rank} has failed twice on device {device}"
+            self._reports.tell(self._settings.host_name, why, SUSPECT)
 
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         local_rank = self._local_rank(worker)

@@ -36,6 +36,7 @@ SAID_HERE = {
     "node_rank": "the number of the pod",
     "standalone": "--nodes",
     "slurm": "Kubernetes",
+    "spare_for": "Kubernetes",
 }
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
 GIB = 1024  # MiB

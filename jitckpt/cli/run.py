@@ -12,7 +12,7 @@ import socket
 import sys
 import tempfile
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
@@ -34,7 +34,7 @@ from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES
 from jitckpt.cli.run_options import DEFAULT_HANG_TIMEOUT, DEFAULT_WAIT, HANG_FLOOR, run_parser
-from jitckpt.clusters import kubernetes, slurm
+from jitckpt.clusters import kubernetes, slurm, slurm_spares
 from jitckpt.console import said_aside, say
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
@@ -103,6 +103,9 @@ def main(arguments: list[str]) -> int:
             status = _run(arguments)
         except HostUnfit:  # as a new host, which is taken when its check passes
             status = None
+        except (HostsMissing, NotNeeded) as error:  # nothing was started
+            say(str(error))
+            status = 0 if isinstance(error, NotNeeded) else HOSTS_MISSING
         except _NeedsClock:
             status, before = None, clock.preloaded(str(CLOCK_LIBRARY), before)
         except _NeedsNumbers as needs:
@@ -195,11 +198,35 @@ def _run(arguments: list[str]) -> int:
             served("metrics", args.metrics, lambda: log.directory),
             served("page", args.page, lambda: log.directory),
             traced(lambda: log.directory if log.leading else None),
+            _spared(args.spared) as over,
         ):
             status = _launch(settings, log, config, command, command_arguments)
+        if status == 1 and over:  # another run of the job may need it
+            status = HOSTS_MISSING
         if status == 0 and temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
     return status
+
+
+def _still_wanted(step: slurm.SlurmStep | None) -> Callable[[], None]:
+    return (lambda: None) if step is None else partial(slurm_spares.check_wanted, step)
+
+
+@contextmanager
+def _spared(step: slurm.SlurmStep | None) -> Iterator[list[str]]:
+    """Have this host end with the training for which it stands by; yield why it was, once it was."""
+    over: list[str] = []
+    if step is None:
+        yield over
+        return
+
+    def end(why: str) -> None:
+        say(f"{why} This host ends, too.")
+        over.append(why)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with slurm_spares.until_over(step, end):
+        yield over
 
 
 def _say_conflicts(args: argparse.Namespace) -> None:
@@ -262,6 +289,7 @@ def _settings(
         memory=_memory(args),
         coordination=coordination,
         objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
+        still_wanted=_still_wanted(args.spared),
         wait=None if args.min_hosts is None else args.wait,
     )
 
@@ -549,7 +577,9 @@ def _own_domains(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
-    args.fixed_place = None
+    args.fixed_place, args.spared = None, None
+    if args.spare_for is not None and not args.slurm:
+        raise ValueError("--spare-for goes with --slurm")
     if args.wait is not None and args.min_hosts is None:
         raise ValueError("--wait goes with --min-hosts")
     if args.slurm:
@@ -610,9 +640,14 @@ def _make_slurm(args: argparse.Namespace) -> None:
     if args.rdzv_endpoint or args.master_addr != NO_MASTER or args.standalone:
         raise ValueError("--slurm says where the hosts meet: no --rdzv-endpoint, --master-addr, --standalone")
     step = slurm.step_of(os.environ)
-    if args.nnodes == NO_HOSTS:
+    if args.nnodes == NO_HOSTS and args.spare_for is None:
         args.nnodes = str(step.nodes)
     hosts = torchrun.parse_min_max_nnodes(args.nnodes)[1]
+    if args.spare_for is not None:
+        if hosts == 1:
+            raise ValueError("--spare-for needs --nnodes N, as in the job for which this host stands by")
+        args.spared = slurm_spares.step_of_training(args.spare_for, hosts)
+        step = replace(args.spared, gpus=step.gpus)
     if hosts > step.nodes:
         raise ValueError(f"--nnodes {args.nnodes}: the Slurm step has {step.nodes} nodes")
     if step.gpus and args.nproc_per_node == NO_RANKS:
@@ -622,6 +657,11 @@ def _make_slurm(args: argparse.Namespace) -> None:
         return
     for warning in slurm.warnings(os.environ) if step.node == 0 else ():
         say(warning)
+    if args.coordination is not None and args.checkpoint_dir is None:
+        raise ValueError(
+            "--slurm: with --coordination a run of a job that is queued again goes by another name, so give "
+            "--checkpoint-dir, in which it finds the starts of those before"
+        )
     args.rdzv_id = step.name
     place = step.node if step.node < hosts else None  # the others stand by
     if args.coordination is None:

@@ -226,6 +226,13 @@ def _add_clusters(options: argparse._ActionsContainer) -> None:
         "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...)",
     )
     options.add_argument(
+        "--spare-for",
+        type=_job,
+        metavar="JOB",
+        help="with --slurm, in another job than the training, such as one of a job array: stand by for that "
+        "job, --nnodes as there; ends with 0 when it has ended, with 76 when it is not running now",
+    )
+    options.add_argument(
         "--coordination",
         type=_coordination,
         metavar="URL",
@@ -452,6 +459,12 @@ def _steps(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
     return int(text)
+
+
+def _job(text: str) -> str:
+    if not (text.isascii() and text.isdigit()):
+        raise argparse.ArgumentTypeError(f"{text!r} is not the number of a Slurm job")
+    return text
 
 
 def _memory_tier(text: str) -> Wanted:

@@ -18,17 +18,28 @@ HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit
 
 @dataclass(frozen=True)
 class SlurmStep:
-    """An agent's place: node number `node` of so many. name: of this run of the job, other when requeued.
+    """An agent's place: node number `node` of so many. run: how often the job was queued again.
 
     gpus: of this node, if the job has asked for any.
     """
 
-    name: str
+    job: str
+    step: str
+    run: str
     node: int
     nodes: int
     node_list: str
-    port: int
-    gpus: int | None
+    gpus: int | None = None
+
+    @property
+    def name(self) -> str:
+        """Of this run of the job: another when it is queued again."""
+        return f"slurm-{self.job}-{self.run}-{self.step}"
+
+    @property
+    def port(self) -> int:
+        """Of two jobs that share a node the ports differ; so do those of two steps."""
+        return FIRST_PORT + (int(self.job) * 7 + int(self.step)) % PORTS
 
 
 def step_of(environment: Mapping[str, str]) -> SlurmStep:
@@ -39,15 +50,14 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep:
     nodes, tasks = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_STEP_NUM_TASKS"])
     if tasks != nodes:
         raise ValueError(f"--slurm: step {job}.{step} has {tasks} tasks on {nodes} nodes; {HOW}")
-    again = environment.get("SLURM_RESTART_COUNT", "0")
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
     return SlurmStep(
-        name=f"slurm-{job}-{again}-{step}",
+        job,
+        step,
+        run=environment.get("SLURM_RESTART_COUNT", "0"),
         node=int(environment["SLURM_NODEID"]),
         nodes=nodes,
         node_list=environment["SLURM_STEP_NODELIST"],
-        # Of two jobs that share a node the ports differ; so do those of two steps.
-        port=FIRST_PORT + (int(job) * 7 + int(step)) % PORTS,
         gpus=int(gpus) if gpus.isdigit() else None,
     )
 
@@ -74,11 +84,11 @@ def domain_of(environment: Mapping[str, str]) -> str:
 
 def first_host(step: SlurmStep) -> str:
     """Return where the step's first node can be reached. Raises HostsError if Slurm does not say it."""
-    name = _asked("show", "hostnames", step.node_list).split()[0]
+    name = asked("show", "hostnames", step.node_list).split()[0]
     try:
         socket.getaddrinfo(name, None)
     except OSError:  # Slurm alone knows it
-        fields = dict(field.partition("=")[::2] for field in _asked("-o", "show", "node", name).split())
+        fields = dict(field.partition("=")[::2] for field in asked("-o", "show", "node", name).split())
         return fields.get("NodeAddr", name)
     return name
 
@@ -103,7 +113,7 @@ def _ends_healthy_ranks(environment: Mapping[str, str], srun: Sequence[str] | No
     if wanted is None:
         wanted = environment.get("SLURM_KILL_BAD_EXIT")
     if wanted is None:
-        lines = (line.partition("=") for line in _asked("show", "config").splitlines())
+        lines = (line.partition("=") for line in asked("show", "config").splitlines())
         wanted = {name.strip(): value.strip() for name, _, value in lines}.get("KillOnBadExit", "0")
     if wanted == "0":
         return ""
@@ -129,12 +139,12 @@ def _ends_with_a_node(environment: Mapping[str, str], srun: Sequence[str] | None
 
 def _missing_of_the_job(job: str) -> list[str]:
     """Return what was not said as the job was submitted, as far as is known, and where to add it."""
-    lines = (line.strip() for line in _asked("show", "job", job).splitlines())
+    lines = (line.strip() for line in asked("show", "job", job).splitlines())
     # Since Slurm 25.11. Before, nothing tells what was on the command line.
     submitted = next((line.partition("=")[2].split() for line in lines if line.startswith("SubmitLine=")), [])
     script: list[str] = []
     with suppress(HostsError):  # a job of salloc or srun has none, and Slurm may say so by an error
-        script = _asked("write", "batch_script", job, "-").splitlines()
+        script = asked("write", "batch_script", job, "-").splitlines()
     words = [word for line in script if line.startswith("#SBATCH") for word in line.split()]
     if _is_set([*words, *submitted]):
         return []
@@ -164,7 +174,7 @@ def _value_of(words: Sequence[str], long: str, short: str) -> str | None:
 def _srun(environment: Mapping[str, str]) -> list[str] | None:
     """Return what the step's srun was given before its program; None if it does not run on this node."""
     step = f"{environment['SLURM_JOB_ID']}.{environment['SLURM_STEP_ID']}"
-    fields = dict(field.partition("=")[::2] for field in _asked("-o", "show", "step", step).split())
+    fields = dict(field.partition("=")[::2] for field in asked("-o", "show", "step", step).split())
     host, _, pid = fields.get("SrunHost:Pid", "").rpartition(":")
     if host.partition(".")[0] != socket.gethostname().partition(".")[0]:
         return None
@@ -178,7 +188,8 @@ def _srun(environment: Mapping[str, str]) -> list[str] | None:
     return words[: next((place for place, found in enumerate(is_program) if found), len(words))]
 
 
-def _asked(*arguments: str) -> str:
+def asked(*arguments: str) -> str:
+    """Return what scontrol answers. Raises HostsError."""
     try:
         done = subprocess.run(
             ["scontrol", *arguments], capture_output=True, text=True, timeout=SECONDS, check=True

@@ -71,6 +71,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
         self.newest_start = 0  # that its checkpoint directory knows of
         self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
+        self.has_waited = False  # until a job that was there already has taken it
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
@@ -265,6 +266,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             why = self._who_is_not_well(found)
         elif self.agent not in last.agents:
             why = STANDS_BY
+            self.has_waited = True
             if not self._stands_by:
                 self._stands_by = True
                 self.on_standing_by()

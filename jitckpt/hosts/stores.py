@@ -182,6 +182,7 @@ class LastingRendezvous(RendezvousHandler):
         self._moved: StorePlace | None = None  # where a note in the store says that the job is
         self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
         self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
+        self.has_waited = False  # until a job that was there already has taken it
         self._start: Past | None = None  # the newest that has begun here
         self._last: LastStart | None = None  # the same, if it has failed
         self._agreed: list[Past] = []  # the newest to which all have, and those after it that are in doubt
@@ -373,13 +374,13 @@ class LastingRendezvous(RendezvousHandler):
             self._client = None
             raise StoreGone(f"The store at {self._place} does not answer.") from error
         if notes.start is not None and not self._stands_by and self._is_redundant():
-            self._stands_by = True
+            self._stands_by = self.has_waited = True
             say("this host stands by: it takes the place of one that is lost.")
             self.on_standing_by()
         # Those that were in the newest start are there for a moment, too, as they meet again.
         others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
         if others and not self._waits and self._is_waiting():
-            self._waits = True
+            self._waits = self.has_waited = True
             self.inner.wait_for_missing(GATHERING_SECONDS)
             lasts = self._config.min_nodes < self._config.max_nodes  # the job, without hosts
             then = "the job goes on without it, and takes it in at the end of a step"

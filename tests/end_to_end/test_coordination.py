@@ -113,7 +113,7 @@ def test_a_lost_host_is_replaced_by_one_that_stands_by(
     job: Job, meet: list[str], undisturbed: list[str]
 ) -> None:
     """With the host goes its member of etcd. What its rank runs in had loaded torch. It is reported."""
-    meet += ["--report-host", 'echo "$1: $2" >> reported']
+    meet += ["--report-host", 'echo "$3 $1: $2" >> reported']
     command = [job.launcher.script(TELLING + PAUSING), *TRAINING]
     agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
     await_line(agents[0], "pauses\n")
@@ -129,7 +129,26 @@ def test_a_lost_host_is_replaced_by_one_that_stands_by(
     assert int((job.launcher.directory / "pid-1-1").read_text()) in warm
     reported = (job.launcher.directory / "reported").read_text().splitlines()
     assert len(reported) == 1
-    assert reported[0].startswith(f"{socket.gethostname()}: ")
+    assert reported[0].startswith(f"lost {socket.gethostname()}: ")
+
+
+def test_one_that_falls_ill_while_it_stands_by_is_taken_when_its_check_passes(
+    job: Job, meet: list[str], undisturbed: list[str]
+) -> None:
+    command = [job.launcher.script(PAUSING), *TRAINING]
+    agents = [job.start(host, *command, meet=meet) for host in (0, 1)]
+    await_line(agents[0], "pauses\n")
+    spare = job.start(2, "--health-check", "test ! -e ill", *command, meet=meet)
+    until_told(spare, "this host stands by")
+    ill = job.launcher.directory / "ill"
+    ill.touch()
+    job.kill(1)
+    told = until_told(spare, "this host is not taken: ")
+    assert "the job goes on without this host: " in told
+    (job.launcher.directory / "go").touch()
+    ill.unlink()
+    out, _ = ended_well(job, agents[0], spare)
+    assert digests(out) == undisturbed
 
 
 def test_a_killed_agent_may_come_again(job: Job, meet: list[str], undisturbed: list[str]) -> None:

@@ -4,18 +4,22 @@ import os
 import re
 import shutil
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from etcd_cluster import etcd
 from gpt import TRAINING, digests
 from launcher import JITCKPT, Launcher
 from namespaces import namespaces
 from slurm_cluster import Slurm, slurm
+from test_health import FALLS_ILL, FAULT
 from test_hosts import OPTIONS, PAUSING, THREADS
 
 from jitckpt.events import read_events
 
-BATCH = Path(__file__).parents[2] / "examples" / "slurm" / "train.sbatch"
+EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
+DRAIN = 'scontrol update NodeName="$1" State=DRAIN Reason="$2"'
 SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=0"]
 
 
@@ -39,13 +43,29 @@ def under(cluster: Slurm) -> list[str]:
     ]
 
 
-def submit(cluster: Slurm, launcher: Launcher, script: str, *more: str) -> str:
+def submit(
+    cluster: Slurm,
+    launcher: Launcher,
+    script: str,
+    *more: str,
+    nodes: int = 3,
+    standby: int = 1,
+    report: str = "",
+) -> str:
     """Submit the example's batch script with this training; return the job's number."""
+    command = ["--nodes", str(nodes), "--output", "out.txt", str(EXAMPLES / "train.sbatch")]
+    return batch(cluster, launcher, [*command, script, *TRAINING], *more, STANDBY=str(standby), REPORT=report)
+
+
+def batch(cluster: Slurm, launcher: Launcher, command: list[str], *more: str, **variables: str) -> str:
+    """Give `sbatch` this; return the job's number. more: options of `jitckpt run`."""
     if shutil.which("jitckpt") is None:
         pytest.skip("the command jitckpt is not installed")
-    options = f"OPTIONS={' '.join([*OPTIONS, *more])}"
-    command = ["sbatch", "--parsable", "--nodes", "3", "--output", "out.txt", str(BATCH), script, *TRAINING]
-    submitted = launcher.run(*under(cluster), options, *command)
+    told = [
+        f"OPTIONS={' '.join([*OPTIONS, *more])}",
+        *(f"{name}={value}" for name, value in variables.items()),
+    ]
+    submitted = launcher.run(*under(cluster), *told, "sbatch", "--parsable", *command)
     assert submitted.status == 0, submitted.err
     return submitted.out.strip()
 
@@ -94,10 +114,11 @@ def test_a_preempted_job_is_queued_again_and_goes_on(
 def test_a_lost_node_is_replaced_by_the_one_that_stands_by(
     cluster: Slurm, launcher: Launcher, undisturbed: list[str]
 ) -> None:
-    number = submit(cluster, launcher, launcher.script(PAUSING))
+    number = submit(cluster, launcher, launcher.script(PAUSING), report=DRAIN)
     launcher.wait_until(lambda: "pauses" in said(launcher))
     cluster.lose_node(1)
     finish(cluster, launcher, number)
+    assert "DRAIN" in cluster.ask("scontrol", "-o", "show", "node", "n1"), said(launcher)
     assert digests(said(launcher)) == undisturbed
     assert "Slurm will end" not in said(launcher), "the example has all that is needed"
     assert "The job succeeded after 1 restart." in said(launcher)
@@ -114,6 +135,25 @@ def test_a_node_that_is_set_down_is_replaced_by_the_one_that_stands_by(
     assert "The job succeeded after 1 restart." in said(launcher)
 
 
+def test_a_node_whose_check_fails_is_replaced_and_drained(
+    cluster: Slurm, launcher: Launcher, undisturbed: list[str]
+) -> None:
+    check = [
+        "--health-check",
+        'test "$SLURMD_NODENAME" != n1 || test ! -e ill || { echo it smells; exit 7; }',
+    ]
+    run = [*JITCKPT, "run", "--slurm", "--nnodes", "2", *OPTIONS, *FAULT, *check, "--report-host", DRAIN]
+    run += [launcher.script(FALLS_ILL), *TRAINING]
+    step = launcher.start(*under(cluster), *SRUN, "--nodes", "3", *run)
+    launcher.wait_until(lambda: "DRAIN" in cluster.ask("scontrol", "-o", "show", "node", "n1"))
+    (launcher.directory / "ill").unlink()  # it comes again, to stand by, and ends with the others
+    ended = launcher.finish(step)
+    assert ended.status == 0, ended.err
+    assert digests(ended.out) == undisturbed
+    assert "ended with status 7: it smells" in cluster.ask("scontrol", "-o", "show", "node", "n1")
+    assert "DRAIN" not in cluster.ask("scontrol", "-o", "show", "node", "n[0,2-3]")
+
+
 def test_a_job_that_loses_its_first_node_is_queued_again_and_goes_on(
     cluster: Slurm, launcher: Launcher, undisturbed: list[str]
 ) -> None:
@@ -124,6 +164,76 @@ def test_a_job_that_loses_its_first_node_is_queued_again_and_goes_on(
     assert digests(said(launcher)) == undisturbed
     assert went_on_from(said(launcher)) >= 3
     assert cluster.job(number)["Restarts"] == "1"
+
+
+@dataclass
+class Spared:
+    """A training of two nodes, and an array of two that stand by for it."""
+
+    cluster: Slurm
+    launcher: Launcher
+    more: list[str]
+
+    def start(self) -> None:
+        """Return once it trains, and both stand by."""
+        script = self.launcher.script(PAUSING)
+        self.training = submit(self.cluster, self.launcher, script, *self.more, nodes=2, standby=0)
+        command = ["--array=1-2", f"--dependency=after:{self.training}", "--output", "spare-%a.txt"]
+        command += [str(EXAMPLES / "spares.sbatch"), script, *TRAINING]
+        variables = {"TRAINING": self.training, "NODES": "2"}
+        # Before the first start they would be taken into it.
+        self.launcher.wait_until(lambda: "pauses" in said(self.launcher))
+        self.array = batch(self.cluster, self.launcher, command, *self.more, **variables)
+        self.launcher.wait_until(lambda: all("this host stands by" in one for one in self.told()))
+
+    def told(self) -> list[str]:
+        """Return what each of those that stand by has said."""
+        return [
+            path.read_text() if path.exists() else ""
+            for path in (self.launcher.directory / f"spare-{task}.txt" for task in (1, 2))
+        ]
+
+    def states(self) -> list[str]:
+        """Return the states of those that stand by."""
+        jobs = self.cluster.ask("scontrol", "-o", "show", "job", self.array).splitlines()
+        fields = [dict(field.partition("=")[::2] for field in job.split()) for job in jobs]
+        return [one["JobState"] for one in fields if "ArrayTaskId" in one]
+
+
+@pytest.fixture(params=["at etcd", "at a store of their own"])
+def spared(
+    request: pytest.FixtureRequest, cluster: Slurm, launcher: Launcher, tmp_path: Path
+) -> Iterator[Spared]:
+    if request.param != "at etcd":
+        yield Spared(cluster, launcher, [])
+        return
+    with etcd(tmp_path, 1, addresses=["10.79.0.1"], on=[cluster.hosts.on(0)]) as found:
+        more = ["--coordination", found.url, "--host-timeout", "10", "--checkpoint-dir", "ckpt"]
+        yield Spared(cluster, launcher, more)
+
+
+def test_a_lost_node_is_replaced_by_one_of_a_job_array(spared: Spared, undisturbed: list[str]) -> None:
+    spared.start()
+    spared.cluster.lose_node(1)
+    finish(spared.cluster, spared.launcher, spared.training)
+    told = said(spared.launcher)
+    assert digests(told + "".join(spared.told())) == undisturbed
+    assert "The job succeeded after 1 restart." in told
+    # None hangs on: neither that which had to take the place, nor that which was not needed.
+    spared.launcher.wait_until(lambda: set(spared.states()) <= set(ENDED))
+    assert spared.states() == ["COMPLETED"] * 2
+    assert sum("this host stood by and was not needed" in one for one in spared.told()) == 1
+
+
+@pytest.mark.parametrize("spared", ["at etcd"], indirect=True)
+def test_who_stands_by_for_a_job_that_is_cancelled_ends_with_it(spared: Spared) -> None:
+    """Its agents are ended, so nobody says at etcd that the job is done."""
+    spared.start()
+    spared.cluster.ask("scancel", spared.training)
+    spared.launcher.wait_until(lambda: spared.states() == ["COMPLETED"] * 2)
+    assert spared.cluster.job(spared.training)["JobState"] == "CANCELLED", "nobody has queued it again"
+    assert spared.cluster.job(spared.training)["Restarts"] == "0"
+    assert all("has ended (CANCELLED)" in one for one in spared.told())
 
 
 def test_a_cluster_that_would_end_the_healthy_ranks_is_told_of(

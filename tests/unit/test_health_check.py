@@ -2,6 +2,7 @@
 
 import os
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -65,15 +66,56 @@ def test_others_are_told_each_time_why_a_host_is_not_taken(
     assert told[1] == "", "it is well again"
 
 
-def test_who_reports_a_host_is_given_its_name_and_why(
+def test_who_reports_a_host_is_given_its_name_why_and_what_kind_of_report_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    health.report(f'printf \'%s|\' "$1" "$2" > {tmp_path}/told', "node 7", "it is silent; $(rm -r /)")
-    assert (tmp_path / "told").read_text() == "node 7|it is silent; $(rm -r /)|"
-    assert "node 7 is reported: it is silent" in capsys.readouterr().err
-    health.report("echo there is no such node; exit 1", "node 8", "it is silent")
-    assert "node 8 could not be reported: " in (said := capsys.readouterr().err)
-    assert "there is no such node" in said
+    reports = health.HostReports(f"printf '%s|' \"$@\" >> {tmp_path}/told")
+    reports.tell("node 7", "it is silent; $(rm -r /)", health.LOST)
+    reports.finish()
+    reports.tell("node 7", "it is silent again", health.LOST)  # it is known
+    reports.finish()
+    reports.tell("node 7", "rank 3 has failed twice on device 1", health.SUSPECT)
+    reports.finish()
+    assert (tmp_path / "told").read_text() == (
+        "node 7|it is silent; $(rm -r /)|lost|node 7|rank 3 has failed twice on device 1|suspect|"
+    )
+    said = capsys.readouterr().err
+    assert said.count("node 7 is reported: ") == 2
+
+
+@pytest.mark.parametrize(
+    ("command", "why"),
+    [
+        ("echo there is no such node; exit 1", "ended with status 1: there is no such node."),
+        ("sleep 600", "has not ended in 0 s."),
+        ("x" * 200_000, "can't be run: [Errno 7] Argument list too long"),
+    ],
+)
+def test_a_report_that_fails_is_said_and_harms_nobody(
+    command: str, why: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if command == "sleep 600":
+        monkeypatch.setattr(health, "why_unfit", partial(health.why_unfit, seconds=0))
+    reports = health.HostReports(command)
+    reports.tell("node 8", "it is silent", health.LOST)
+    reports.finish()
+    said = capsys.readouterr().err
+    assert "node 8 could not be reported: " in said
+    assert why in said
+
+
+def test_the_end_of_a_job_does_not_wait_for_a_scheduler_that_gives_no_answer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(health, "LAST_SECONDS", 0)
+    reports = health.HostReports(f"while ! test -e {tmp_path}/go; do sleep 0.01; done; touch {tmp_path}/told")
+    reports.tell("node 8", "it is silent", health.LOST)
+    reports.finish()
+    assert not (tmp_path / "told").exists()
+    (tmp_path / "go").touch()
+    monkeypatch.undo()
+    reports.finish()
+    assert (tmp_path / "told").exists()
 
 
 def test_a_host_that_stays_unwell_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,142 @@
+"""A host that stands by for the training of another Slurm job: which run of it, and until when."""
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from jitckpt.cli import run
+from jitckpt.cli.run_options import run_parser
+from jitckpt.clusters import slurm_spares
+from jitckpt.clusters.slurm import SlurmStep
+from jitckpt.errors import HostsError, HostsMissing, NotNeeded
+
+SCONTROL = """#!/bin/bash
+case "$*" in
+    "-o show job 7")
+        [[ $STATE != unknown ]] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
+        [[ $STATE != silent ]] || { echo "Unable to contact slurm controller" >&2; exit 1; }
+        echo "JobId=7 JobName=a b JobState=$STATE Reason=None Restarts=$RESTARTS NodeList=n[0-3]" ;;
+    "-o show step 7") printf %s "$STEPS" ;;
+    *) exit 1 ;;
+esac
+"""
+STEPS = """\
+StepId=7.batch UserId=0 State=RUNNING NodeList=n0 Nodes=1 Name=batch
+StepId=7.0 UserId=0 State=RUNNING NodeList=n0 Nodes=1 Name=copy
+StepId=7.1 UserId=0 State=RUNNING NodeList=n[0-2] Nodes=3 Name=bash
+"""
+OWN = {
+    "SLURM_JOB_ID": "8",
+    "SLURM_STEP_ID": "0",
+    "SLURM_PROCID": "0",
+    "SLURM_NODEID": "0",
+    "SLURM_STEP_NUM_NODES": "1",
+    "SLURM_STEP_NUM_TASKS": "1",
+    "SLURM_STEP_NODELIST": "n3",
+    "SLURM_GPUS_ON_NODE": "4",
+}
+STEP = SlurmStep("7", "1", "2", 3, 3, "n[0-2]")
+
+
+class Training:
+    """Job 7, as Slurm tells of it."""
+
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        (folder / "scontrol").write_text(SCONTROL)
+        (folder / "scontrol").chmod(0o700)
+        self.set = monkeypatch.setenv
+        self.set("PATH", f"{folder}:{os.environ['PATH']}")
+        self.set("STEPS", STEPS)
+        self.says("RUNNING")
+
+    def says(self, state: str, restarts: int = 2) -> None:
+        self.set("STATE", state)
+        self.set("RESTARTS", str(restarts))
+
+
+@pytest.fixture
+def training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Training:
+    monkeypatch.setattr(slurm_spares, "STEP_SECONDS", 0)
+    monkeypatch.setattr(slurm_spares, "LOOK_SECONDS", 0)
+    return Training(tmp_path, monkeypatch)
+
+
+def test_it_is_the_step_that_has_as_many_nodes_as_train(training: Training) -> None:
+    del training
+    step = slurm_spares.step_of_training("7", 3)
+    assert step == STEP
+    assert step.name == "slurm-7-2-1"
+    assert step.node not in range(step.nodes), "it has no place of theirs"
+    with pytest.raises(HostsMissing, match="has no step on 4 nodes or more"):
+        slurm_spares.step_of_training("7", 4)
+
+
+@pytest.mark.parametrize("state", ["COMPLETED", "FAILED", "CANCELLED", "unknown"])
+def test_nobody_stands_by_for_a_job_that_has_ended(training: Training, state: str) -> None:
+    training.says(state)
+    for look in (lambda: slurm_spares.step_of_training("7", 3), lambda: slurm_spares.check_wanted(STEP)):
+        with pytest.raises(NotNeeded, match="Job 7 has ended"):
+            look()
+
+
+@pytest.mark.parametrize("state", ["PENDING", "COMPLETING", "SUSPENDED"])
+def test_a_job_that_does_not_run_now_may_need_the_node_itself(training: Training, state: str) -> None:
+    training.says(state)
+    for look in (lambda: slurm_spares.step_of_training("7", 3), lambda: slurm_spares.check_wanted(STEP)):
+        with pytest.raises(HostsMissing, match=f"does not run now .{state}."):
+            look()
+
+
+def test_a_controller_that_is_silent_ends_nobody(training: Training) -> None:
+    training.says("silent")
+    slurm_spares.check_wanted(STEP)
+    with pytest.raises(HostsError, match="Unable to contact slurm controller"):
+        slurm_spares.step_of_training("7", 3)
+
+
+def test_who_stands_by_ends_with_the_run_of_the_job(training: Training) -> None:
+    told: list[str] = []
+    over = threading.Event()
+
+    def end(why: str) -> None:
+        told.append(why)
+        over.set()
+
+    slurm_spares.check_wanted(STEP)
+    with slurm_spares.until_over(STEP, end):
+        training.says("RUNNING", restarts=3)
+        assert over.wait(60)
+    assert told == ["Job 7 has been started anew by Slurm."]
+
+
+def test_it_meets_where_the_training_does_without_a_place(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del training
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    where = ["--coordination", "etcd://e:2379", "--checkpoint-dir", "d"]
+    args = run_parser().parse_args(["--slurm", "--spare-for", "7", "--nnodes", "3", *where, "train.py"])
+    args.spared = None
+    run._make_slurm(args)
+    assert (args.rdzv_id, args.fixed_place, args.nproc_per_node) == ("slurm-7-2-1", None, "4")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        (["--spare-for", "7"], "--spare-for goes with --slurm"),
+        (["--slurm", "--spare-for", "7"], "--spare-for needs --nnodes N"),
+        (["--slurm", "--spare-for", "7", "--nnodes", "3", "--coordination", "etcd://e"], "--checkpoint-dir"),
+    ],
+)
+def test_what_is_missing_is_said(
+    training: Training, monkeypatch: pytest.MonkeyPatch, options: list[str], why: str
+) -> None:
+    del training
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(ValueError, match=why):
+        run._check_hosts(run_parser().parse_args([*options, "train.py"]))
