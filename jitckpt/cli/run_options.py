@@ -211,9 +211,9 @@ def _add_number_of_hosts(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--report-host",
         metavar="COMMAND",
-        help="run by the shell when the job goes on without a host, on one of the others, or on that one if "
-        "its --health-check fails; $1 is the host's name, $2 why, as in 'scontrol update NodeName=\"$1\" "
-        'State=DRAIN Reason="$2"\'',
+        help="run by the shell for each bad host; $1 is its name, $2 why, $3 lost or unfit (the job goes on "
+        "without it, as it is lost or its --health-check fails) or suspect (a device of it may be broken), "
+        'as in \'scontrol update NodeName="$1" State=DRAIN Reason="$2"\'',
     )
 
 
