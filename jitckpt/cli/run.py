@@ -646,6 +646,10 @@ def _make_slurm(args: argparse.Namespace) -> None:
     if args.spare_for is not None:
         if hosts == 1:
             raise ValueError("--spare-for needs --nnodes N, as in the job for which this host stands by")
+        if args.coordination is None:  # at a store of their own they may meet before those that are left
+            raise ValueError(
+                "--spare-for needs --coordination, the same as in the job for which this host is"
+            )
         args.spared = slurm_spares.step_of_training(args.spare_for, hosts)
         step = replace(args.spared, gpus=step.gpus)
     if hosts > step.nodes:

@@ -129,6 +129,7 @@ def test_it_meets_where_the_training_does_without_a_place(
     [
         (["--spare-for", "7"], "--spare-for goes with --slurm"),
         (["--slurm", "--spare-for", "7"], "--spare-for needs --nnodes N"),
+        (["--slurm", "--spare-for", "7", "--nnodes", "3"], "--spare-for needs --coordination"),
         (["--slurm", "--spare-for", "7", "--nnodes", "3", "--coordination", "etcd://e"], "--checkpoint-dir"),
     ],
 )
