@@ -68,6 +68,27 @@ def test_a_generator_that_is_made_late_comes_back() -> None:
     assert list(again) == expected
 
 
+class Told(Sampler[int]):
+    """As one that somebody has told an epoch, which so has a number that it is not built with."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(6).tolist()
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_a_number_that_a_sampler_is_not_built_with_comes_back() -> None:
+    first = Told()
+    vars(first)["told"] = 1
+    saved = Generators(DataLoader(range(6), sampler=first)).capture()  # type: ignore[arg-type]
+    again = Told()
+    Generators(DataLoader(range(6), sampler=again)).restore(  # type: ignore[arg-type]
+        tree_codec.decode(saved.tree, saved.tensors)
+    )
+    assert vars(again)["told"] == 1
+
+
 class Noisy(Dataset[torch.Tensor]):
     def __len__(self) -> int:
         return 12
