@@ -401,8 +401,8 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--suspendable",
         action="store_true",
-        help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and "
-        "memory back, and `jitckpt resume` have it go on (needs CRIU)",
+        help="in transparent mode: `jitckpt suspend` can have the job give its devices and memory back, and "
+        "`jitckpt resume` have it go on (needs CRIU)",
     )
     options.add_argument(
         "--snapshot-every",
@@ -410,6 +410,12 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         metavar="MINUTES",
         help="in transparent mode: write all ranks' processes to the checkpoint directory so often, and go "
         "back there if one dies, or a host (needs CRIU)",
+    )
+    options.add_argument(
+        "--from-snapshot",
+        action="store_true",
+        help="go on from a snapshot that this job has left in the checkpoint directory, or not at all "
+        "(--snapshot-every, --suspendable)",
     )
     options.add_argument(
         "--standby",
