@@ -333,10 +333,9 @@ class MemoryTier:
             one.rank for of_host in fetching.parts.values() for one in chain(*of_host) if one.step == step
         }
         return step > 0 and any(
-            (holder, rank, step) not in there and rank not in in_parts
+            sum(host != owner and (host, rank, step) in there for host in held) < len(of_owner) - 1
+            and rank not in in_parts
             for owner, of_owner in enumerate(self.placement(hosts).holders)
-            for holder in of_owner
-            if holder != owner
             for rank in hosts.all[owner].ranks
         )
 
@@ -379,7 +378,9 @@ class MemoryTier:
                 break
             for rank in sorted(left):
                 source = plan.sources[rank]
-                if source.kind == Kind.PARTS and self._can_write_of_parts(fetching, source, directory):
+                if source.kind in (Kind.PARTS, Kind.PEER_MEMORY) and self._can_write_of_parts(
+                    fetching, source, directory
+                ):
                     left.discard(rank)
         return left
 
@@ -401,9 +402,10 @@ class MemoryTier:
         begun = time.monotonic()
         size = self._write(fetching, source, directory)
         self._log.write("memory_written", step=source.step, bytes=size, seconds=time.monotonic() - begun)
+        where = "parts on several hosts" if source.kind == Kind.PARTS else "another host's memory"
         say(
-            f"the state of rank {source.rank} after step {source.step}, which was in parts on several hosts, "
-            f"lies in {directory} now: {show_size(size)}."
+            f"the state of rank {source.rank} after step {source.step}, which was in {where}, lies in "
+            f"{directory} now: {show_size(size)}."
         )
 
     def _tiers(self, hosts: Hosts) -> dict[int, PeerParity]:
