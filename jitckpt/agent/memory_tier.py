@@ -86,7 +86,7 @@ class MemoryTier:
         if wanted.mode == PARITY:
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
             parities = ParityMemory(of_parity, self.limit, self.memory.taken)
-            self._parity = ParityOfHosts(wanted.copies, self.memory, parities)
+            self._parity = ParityOfHosts(wanted.copies, self.memory, parities, wanted.beside)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._own: frozenset[int] = frozenset()  # ranks of this host
@@ -105,7 +105,7 @@ class MemoryTier:
     @property
     def copies(self) -> int:
         """How many hosts are to have each shard, where there is no parity."""
-        return 2 if self.wanted.mode == PARITY else self.wanted.copies
+        return 2 + self.wanted.beside if self.wanted.mode == PARITY else self.wanted.copies
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
@@ -182,12 +182,18 @@ class MemoryTier:
         if self._parity is not None:
             self._parity.meet(hosts)
             if self._parity.is_used:
-                self._may_hold = frozenset()
+                self._may_hold = frozenset(
+                    rank
+                    for host, one in enumerate(hosts.all)
+                    if host != hosts.index and hosts.index in self._parity.keepers(host)
+                    for rank in one.ranks
+                )
                 return
             if hosts.index == 0:
+                least = LEAST_GROUP + self.wanted.beside
                 self._warn(
-                    f"memory tier: parity needs {LEAST_GROUP} hosts, and {len(hosts.all)} are here; until "
-                    f"more come, {self.copies} hosts have each rank's state, as with --memory-tier peer."
+                    f"memory tier: parity needs {least} hosts, and {len(hosts.all)} are here; until more "
+                    f"come, {self.copies} hosts have each rank's state, as with --memory-tier peer."
                 )
         placed = self.placement(hosts).holders
         by_script = self.wanted.mode == BY_SCRIPT  # how many copies is not known yet
@@ -330,17 +336,20 @@ class MemoryTier:
     def _lacks_copies(self, fetching: Fetching, step: int) -> bool:
         """Return whether a host lacks something of this step that it is to keep for others."""
         hosts, held, parities = fetching.hosts, fetching.held, fetching.parities
+        placed = [list(one) for one in self.placement(hosts).holders]
         if self.parity is not None:
-            return step > 0 and any(
+            placed = [self.parity.keepers(host) for host in range(len(hosts.all))]
+            if step > 0 and any(
                 all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
-            )
+            ):
+                return True
         there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
         in_parts = {
             one.rank for of_host in fetching.parts.values() for one in chain(*of_host) if one.step == step
         }
         return step > 0 and any(
             (holder, rank, step) not in there and rank not in in_parts
-            for owner, of_owner in enumerate(self.placement(hosts).holders)
+            for owner, of_owner in enumerate(placed)
             for holder in of_owner
             if holder != owner
             for rank in hosts.all[owner].ranks

@@ -475,7 +475,7 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
         most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
         try:
-            groups(most, args.memory_tier.copies)
+            groups(most, args.memory_tier.copies, args.memory_tier.beside)
         except InvalidInput as error:
             raise ValueError(f"--memory-tier parity: {error}") from error
     if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
