@@ -192,7 +192,9 @@ class MemoryProtection(threading.Thread):
         if self._hosts is None:
             return here, nowhere
         for host in lost:
-            left = set() if self._tier.parity is not None else set(self._keepers[host]) - set(lost)
+            left = set(self._keepers[host]) - set(lost)
+            if self._tier.parity is not None:
+                left &= set(self._tier.parity.keepers(host))
             if min(left, default=self._index) == self._index:
                 (here if left else nowhere).update(self._hosts.all[host].ranks)
         return here, nowhere
@@ -435,8 +437,9 @@ class MemoryProtection(threading.Thread):
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
         begun, took = time.monotonic(), 0.0
         with self._sending.under_way():
-            if self._tier.parity is not None:
-                self._tier.parity.put(peer, host, rank, step, timeline)
+            parity = self._tier.parity
+            if parity is not None and host not in parity.keepers(self._index):
+                parity.put(peer, host, rank, step, timeline)
             else:
                 one = memory.shard(rank, step, timeline)
                 sent = None
@@ -472,7 +475,7 @@ class MemoryProtection(threading.Thread):
     @property
     def _copies(self) -> int:
         """How often each snapshot is sent."""
-        return 1 if self._tier.parity is not None else len(self._holders)
+        return len(self._holders) if self._tier.parity is None else self._tier.parity.losses
 
     def _is_safe(self, safe: int, settled: int) -> None:
         if safe > self.safe:
@@ -554,6 +557,7 @@ class MemoryProtection(threading.Thread):
             parity_groups=[]
             if self._tier.parity is None
             else [list(one) for one in self._tier.parity.groups],
+            parity_losses=0 if self._tier.parity is None else self._tier.parity.losses,
         )
 
     def _in_words(self, size: int) -> str:
@@ -563,7 +567,11 @@ class MemoryProtection(threading.Thread):
             steps = f"every {PROFILED_EVERY} steps until it is known how often it can be"
         where = "this host" if self._hosts is None else "its host"
         if self._tier.parity is not None:
-            where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
+            losses, beside = self._tier.parity.losses, self._tier.parity.copies
+            where = "its host" + (f" and {beside} other{'s' if beside > 1 else ''}" if beside else "")
+            where += (
+                f", with parity over {len(self._holders) + 1} hosts, of which {_number(losses)} may be lost"
+            )
         elif self._holders:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
@@ -640,6 +648,10 @@ class MemoryProtection(threading.Thread):
             self._said.add(text)
             self._log.write("warning", text=text)
             say(f"{text}.")
+
+
+def _number(count: int) -> str:
+    return "one" if count == 1 else str(count)
 
 
 def _in_words(domains: Collection[str], by: str) -> str:

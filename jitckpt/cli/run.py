@@ -482,7 +482,7 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
         most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
         try:
-            groups(most, args.memory_tier.copies)
+            groups(most, args.memory_tier.copies, args.memory_tier.beside)
         except InvalidInput as error:
             raise ValueError(f"--memory-tier parity: {error}") from error
     if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
@@ -619,10 +619,6 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
         raise ValueError("--min-hosts: in transparent mode a job keeps its number of ranks")
     if args.coordination is not None:
         raise ValueError("--min-hosts: not with --coordination; let the hosts meet at a store of their own")
-    if args.memory_tier is not None and (args.memory_tier.sharded or args.memory_tier.optimizer):
-        raise ValueError(
-            "--min-hosts goes with --memory-tier auto, peer=M or parity=D, not with sharded or +optimizer"
-        )
     args.nnodes = f"{args.min_hosts}:{hosts}"
     last_call = f"last_call_timeout={math.ceil(args.wait)}"
     args.rdzv_conf = f"{args.rdzv_conf},{last_call}" if args.rdzv_conf else last_call

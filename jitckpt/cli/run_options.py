@@ -241,14 +241,14 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M][+optimizer]|parity[=D]|sharded[+...]",
+        metavar="auto|off|peer[=M][+optimizer|+parity=D]|parity[=D]|sharded[+...]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
         "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
         "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
-        "parity over groups of D hosts (default 4), of which one may be lost at a time; sharded, "
-        "sharded+peer, sharded+parity: what D replicas hold alike is cut, each copies 1/D of it (default "
-        "off)",
+        "parity over groups of D hosts (default 4), of which one may be lost at a time; peer+parity: both, M "
+        "hosts of a group may be lost; sharded, sharded+peer, sharded+parity: what D replicas hold alike is "
+        "cut, each copies 1/D of it (default off)",
     )
     options.add_argument(
         "--memory-every",
