@@ -57,5 +57,9 @@ class NotNeeded(JitckptError):
     """A host stood by, and the job has ended without it."""
 
 
+class JobSuspended(JitckptError):
+    """All ranks are in files, on all hosts, and the job ends until it is resumed."""
+
+
 class RehearsedFailure(JitckptError):
     """The exception that `--fault '... kind=exception'` raises in the training thread."""

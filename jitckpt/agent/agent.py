@@ -60,6 +60,7 @@ from jitckpt.errors import (
     HostsMissing,
     HostUnfit,
     JitckptError,
+    JobSuspended,
     NoProgress,
     NotNeeded,
     SaveError,
@@ -221,7 +222,8 @@ class Agent(LocalElasticAgent):
             self._spares.close()
             self._children.close()
             if self._snapshots is not None:
-                self._snapshots.close(succeeded=self._succeeded)
+                suspended = self._processes is not None and self._processes.is_suspended
+                self._snapshots.close(succeeded=self._succeeded, suspended=suspended)
             if self._objects is not None:
                 self._objects.finish()
             if self._hosts is not None:
@@ -243,7 +245,14 @@ class Agent(LocalElasticAgent):
         of_job = str(spec.entrypoint), spec.args, spec.local_world_size, settings.devices
         whose = partial(lost_job.whose, *of_job)
         hold = partial(directory_lock.hold, run=settings.run)
-        kept = KeptSnapshots(settings.checkpoint_dir, settings.criu, self._log, hold=hold, whose=whose)
+        kept = KeptSnapshots(
+            settings.checkpoint_dir,
+            settings.criu,
+            self._log,
+            hold=hold,
+            whose=whose,
+            needed=settings.from_snapshot,
+        )
         if self._config.max_nodes == 1:
             kept.take_place(ALONE)
         return kept
@@ -736,6 +745,8 @@ class Agent(LocalElasticAgent):
     def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
         """Tell how the workers are; no restart is left where it has no use, or too few devices."""
         result: RunResult = super()._monitor_workers(worker_group)
+        if self._processes is not None and self._processes.is_suspended:
+            raise JobSuspended("The job is suspended.")
         if self._processes is not None and self._processes.has_left:
             assert self._lasting is not None
             group: Any = worker_group

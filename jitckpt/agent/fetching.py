@@ -92,6 +92,17 @@ class Fetching:
                 return plan.step
         return 0
 
+    def alike(self, plan: SourcePlan) -> list[tuple[int, ...]]:
+        """Return a plan's ranks: together those among which a state is cut, each other one alone."""
+        of_plan = [
+            one
+            for of_host in self.held.values()
+            for one in of_host
+            if (one.step, timeline(one)) == (plan.step, plan.timeline)
+        ]
+        together = {rank: tuple(one.members) for one in of_plan for rank in one.members}
+        return sorted({together.get(rank, (rank,)) for rank in plan.sources})
+
     def fetch(self, wanted: Source, into: HostMemory) -> int:
         """Bring into memory what this host has not as a whole; return the bytes that came from others.
 
@@ -146,10 +157,8 @@ class Fetching:
         First what is here, then what others have, and last what is decoded, by then mostly from what is here.
         """
         hosts = self.hosts
-        own = needed = set(hosts.all[hosts.index].ranks)
-        for one in (one for of_host in self.held.values() for one in of_host):
-            if (one.step, timeline(one)) == (plan.step, plan.timeline) and own & set(one.members):
-                needed = needed | set(one.members)
+        own = set(hosts.all[hosts.index].ranks)
+        needed = [rank for ranks in self.alike(plan) if own.intersection(ranks) for rank in ranks]
         here = [
             source(hosts, hosts.index, one)
             for one in self._own.memory.has()

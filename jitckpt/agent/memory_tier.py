@@ -4,6 +4,7 @@ It lives as long as the agent, with the memory of this host's ranks and what the
 it does while the workers run: protection.py.
 """
 
+import os
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
@@ -85,7 +86,7 @@ class MemoryTier:
         if wanted.mode == PARITY:
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
             parities = ParityMemory(of_parity, self.limit, self.memory.taken)
-            self._parity = ParityOfHosts(wanted.copies, self.memory, parities)
+            self._parity = ParityOfHosts(wanted.copies, self.memory, parities, wanted.beside)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._own: frozenset[int] = frozenset()  # ranks of this host
@@ -104,7 +105,7 @@ class MemoryTier:
     @property
     def copies(self) -> int:
         """How many hosts are to have each shard, where there is no parity."""
-        return 2 if self.wanted.mode == PARITY else self.wanted.copies
+        return 2 + self.wanted.beside if self.wanted.mode == PARITY else self.wanted.copies
 
     def variables(self, ranks: int) -> dict[str, str]:
         """Return what the workers, so many on this host, are told."""
@@ -181,12 +182,18 @@ class MemoryTier:
         if self._parity is not None:
             self._parity.meet(hosts)
             if self._parity.is_used:
-                self._may_hold = frozenset()
+                self._may_hold = frozenset(
+                    rank
+                    for host, one in enumerate(hosts.all)
+                    if host != hosts.index and hosts.index in self._parity.keepers(host)
+                    for rank in one.ranks
+                )
                 return
             if hosts.index == 0:
+                least = LEAST_GROUP + self.wanted.beside
                 self._warn(
-                    f"memory tier: parity needs {LEAST_GROUP} hosts, and {len(hosts.all)} are here; until "
-                    f"more come, {self.copies} hosts have each rank's state, as with --memory-tier peer."
+                    f"memory tier: parity needs {least} hosts, and {len(hosts.all)} are here; until more "
+                    f"come, {self.copies} hosts have each rank's state, as with --memory-tier peer."
                 )
         placed = self.placement(hosts).holders
         by_script = self.wanted.mode == BY_SCRIPT  # how many copies is not known yet
@@ -263,35 +270,36 @@ class MemoryTier:
     def _write_to_cut_anew(self, fetching: Fetching, of: tuple[int, SourcePlan], directory: Path) -> int:
         """Write what another number of ranks had to files, each rank's on one of the hosts that have it.
 
-        No rank begins before all hosts have done so. Returns the step, 0 if it could not be written.
+        What is cut among ranks is put together on one host, and written once. No rank begins before all hosts
+        have done so. Returns the step, 0 if it could not be written.
         """
         (count, plan), begun, size = of, time.monotonic(), 0
         hosts = fetching.hosts
-        ranks = sorted(rank for rank, one in plan.sources.items() if one.host == hosts.index)
-        left = list(ranks)
+        here = [ranks for ranks in fetching.alike(plan) if plan.sources[ranks[0]].host == hosts.index]
+        left = list(here)
         while left:
+            whose = sources.listed(left[0])
             again = fetching.decided(plan.step, ranks=count)
             if again is None or (again.step, again.timeline) != (plan.step, plan.timeline):
-                self._warn(f"step {plan.step} of rank {left[0]} is whole in no host's memory any more")
+                self._warn(f"step {plan.step} of {whose} is whole in no host's memory any more")
                 return 0
-            source = again.sources[left[0]]
             try:
-                size += self._write(fetching, source, directory)
+                size += self._write(fetching, [again.sources[rank] for rank in left[0]], directory)
                 del left[0]
             except PieceLost as error:
                 fetching.failed.append(error.piece)
-                self._warn(f"a copy of rank {source.rank}'s state is passed over: {error}")
+                self._warn(f"a copy of {whose}'s state is passed over: {error}")
             except (SaveError, OSError) as error:
                 self._warn(
-                    f"step {plan.step} of rank {source.rank}, which is in memory alone, can't be cut anew: "
-                    f"it could not be written to {directory}: {error}"
+                    f"step {plan.step} of {whose}, which is in memory alone, can't be cut anew: it could not "
+                    f"be written to {directory}: {error}"
                 )
                 return 0
         seconds = time.monotonic() - begun
         told = {"step": plan.step, "bytes": size, "seconds": seconds}
         self._log.write("memory_sources", reason=plan.reason, **told)
         self._log.write("memory_written", **told)
-        if ranks:
+        if ranks := sorted(chain(*here)):
             say(
                 f"the state of {sources.listed(ranks)} of {count} after step {plan.step}, which was in "
                 f"memory alone, lies in {directory} now, to be cut anew for {ranks_of(hosts)} ranks: "
@@ -299,44 +307,51 @@ class MemoryTier:
             )
         return plan.step
 
-    def _write(self, fetching: Fetching, source: Source, directory: Path) -> int:
-        """Write a rank's state in memory to files, fetched if need be; return the bytes.
+    def _write(self, fetching: Fetching, found: Sequence[Source], directory: Path) -> int:
+        """Write a state in memory to files, fetched if need be; return the bytes.
 
-        Raises PieceLost if it is damaged, SaveError or OSError if it can't be written.
+        found: a rank's, or those of all ranks among which it is cut. Raises PieceLost if some of it is
+        damaged, SaveError or OSError if it can't be written.
         """
-        host = fetching.hosts.index
-        if source.host == host and source.kind in (Kind.OWN_MEMORY, Kind.PEER_MEMORY):
+        host, memory_kinds = fetching.hosts.index, (Kind.OWN_MEMORY, Kind.PEER_MEMORY)
+        here = [one for one in found if one.host == host and one.kind in memory_kinds]
+        others = [one for one in found if one not in here]
+        for one in here:
             try:
-                host_memory.check(self.memory.of(source.rank), source.step)
+                host_memory.check(self.memory.of(one.rank), one.step)
             except SaveError as error:
-                raise PieceLost(source, error) from error
-            return self._write_from(self.memory, source, host, directory)
-        if (free := int(free_memory() * FREE_PART)) < source.bytes:
-            raise SaveError(f"{source.bytes} bytes of memory would be needed for it, and {free} are free.")
-        with closing(HostMemory()) as memory:  # the ranks of this host need that no more
-            fetching.fetch(source, memory)
-            return self._write_from(memory, source, host, directory)
-
-    def _write_from(self, memory: HostMemory, source: Source, host: int, directory: Path) -> int:
-        one = memory.shard(source.rank, source.step, within_job(source.timeline))
-        return own_shard.write_whole(one, directory, self._log.start, f"memory{host}")
+                raise PieceLost(one, error) from error
+        needed = sum(one.bytes for one in (*others, *(found if len(found) > 1 else ())))
+        if (free := int(free_memory() * FREE_PART)) < needed:
+            raise SaveError(f"{needed} bytes of memory would be needed for it, and {free} are free.")
+        own = {one.rank: os.dup(self.memory.of(one.rank)) for one in here}
+        with closing(HostMemory(own)) as memory:  # what comes is not kept: the ranks of this host need others
+            for one in others:
+                fetching.fetch(one, memory)
+            shards = [memory.shard(one.rank, one.step, within_job(one.timeline)) for one in found]
+            if len(shards) == 1:
+                return own_shard.write_whole(shards[0], directory, self._log.start, f"memory{host}")
+            return own_shard.write_put_together(memory, shards, directory, self._log.start, f"memory{host}")
 
     def _lacks_copies(self, fetching: Fetching, step: int) -> bool:
         """Return whether a host lacks something of this step that it is to keep for others."""
         hosts, held, parities = fetching.hosts, fetching.held, fetching.parities
+        placed = [list(one) for one in self.placement(hosts).holders]
         if self.parity is not None:
-            return step > 0 and any(
+            placed = [self.parity.keepers(host) for host in range(len(hosts.all))]
+            if step > 0 and any(
                 all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
-            )
+            ):
+                return True
         there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
         in_parts = {
             one.rank for of_host in fetching.parts.values() for one in chain(*of_host) if one.step == step
         }
         return step > 0 and any(
-            (holder, rank, step) not in there and rank not in in_parts
-            for owner, of_owner in enumerate(self.placement(hosts).holders)
-            for holder in of_owner
-            if holder != owner
+            sum(host != owner and (host, rank, step) in there for host in held)
+            < sum(holder != owner for holder in of_owner)
+            and rank not in in_parts
+            for owner, of_owner in enumerate(placed)
             for rank in hosts.all[owner].ranks
         )
 
@@ -379,7 +394,9 @@ class MemoryTier:
                 break
             for rank in sorted(left):
                 source = plan.sources[rank]
-                if source.kind == Kind.PARTS and self._can_write_of_parts(fetching, source, directory):
+                if source.kind in (Kind.PARTS, Kind.PEER_MEMORY) and self._can_write_of_parts(
+                    fetching, source, directory
+                ):
                     left.discard(rank)
         return left
 
@@ -399,11 +416,12 @@ class MemoryTier:
     def _write_of_parts(self, fetching: Fetching, source: Source, directory: Path) -> None:
         """Put a state together, in memory that the ranks of this host need no more, and write it to files."""
         begun = time.monotonic()
-        size = self._write(fetching, source, directory)
+        size = self._write(fetching, [source], directory)
         self._log.write("memory_written", step=source.step, bytes=size, seconds=time.monotonic() - begun)
+        where = "parts on several hosts" if source.kind == Kind.PARTS else "another host's memory"
         say(
-            f"the state of rank {source.rank} after step {source.step}, which was in parts on several hosts, "
-            f"lies in {directory} now: {show_size(size)}."
+            f"the state of rank {source.rank} after step {source.step}, which was in {where}, lies in "
+            f"{directory} now: {show_size(size)}."
         )
 
     def _tiers(self, hosts: Hosts) -> dict[int, PeerParity]:

@@ -25,12 +25,13 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
+from jitckpt.decisions.replicas import holders_beside
 from jitckpt.decisions.step_count import StepCount
 from jitckpt.errors import JitckptError, SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
-from jitckpt.tiers import host_memory
+from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import (
     BEGUN,
     COPY_WAITED,
@@ -62,13 +63,15 @@ FEW = 4  # failure domains that are named one by one
 class _Rank:
     """A rank of this host. sent: its steps that all holders have; begun: the newest that is on its way there.
 
-    by, parts: the hosts that have the newest of these as a whole, and those that have it all together.
-    snapshot: the step of which one was begun last, and when. took: a step, and how long its own took to be on
-    all holders. copied: how long one took to be in this host's memory. size: its bytes, as many as went to
-    each other host. problem: why another host has not got it; is_refused: by the last one that was asked.
+    holders: the other hosts that are to have them; None as long as that is not known. by, parts: the hosts
+    that have the newest of these as a whole, and those that have it all together. snapshot: the step of which
+    one was begun last, and when. took: a step, and how long its own took to be on all holders. copied: how
+    long one took to be in this host's memory. size: its bytes, as many as went to each other host. problem:
+    why another host has not got it; is_refused: by the last one that was asked.
     """
 
     memory: int
+    holders: list[int] | None = None
     begun: int = 0
     sent: set[int] = field(default_factory=set)
     by: list[int] = field(default_factory=list)
@@ -189,7 +192,9 @@ class MemoryProtection(threading.Thread):
         if self._hosts is None:
             return here, nowhere
         for host in lost:
-            left = set() if self._tier.parity is not None else set(self._keepers[host]) - set(lost)
+            left = set(self._keepers[host]) - set(lost)
+            if self._tier.parity is not None:
+                left &= set(self._tier.parity.keepers(host))
             if min(left, default=self._index) == self._index:
                 (here if left else nowhere).update(self._hosts.all[host].ranks)
         return here, nowhere
@@ -295,7 +300,7 @@ class MemoryProtection(threading.Thread):
     def _send(self, rank: int, own: _Rank, slot: int, step: int) -> None:
         """Have all holders take a rank's snapshot; count it then."""
         by, parts = [self._index], self._send_parts(rank, step, False)
-        for holder in [] if parts else list(self._holders):
+        for holder in [] if parts else list(self._holders_of(rank, own, step)):
             took = self._send_to(holder, rank, step)
             if took is None:
                 return
@@ -321,7 +326,7 @@ class MemoryProtection(threading.Thread):
         steps = sorted(set.intersection(*(one.sent for one in own)))
         by = [host for host in own[0].by if all(host in one.by for one in own)]
         others = [{*one.by, *one.parts} - {self._index} for one in own]
-        spread = any(one.parts for one in own) and all(others)
+        spread = by == [self._index] and all(others)  # each of these hosts has a part, or some ranks' copies
         parts = sorted(set().union(*others)) if spread else []
         kept = agents.Keepers(self._index, by, parts)
         is_as_placed = by == list(self._placed[self._index]) and not parts
@@ -341,16 +346,30 @@ class MemoryProtection(threading.Thread):
             self._warn(f"rank {rank}'s state can't be sent: {error!r}")
             self._tell(agents.NoSnapshots(rank))
 
+    def _holders_of(self, rank: int, own: _Rank, step: int) -> list[int]:
+        """Return which other hosts are to have a rank's snapshots."""
+        if own.holders is None:
+            own.holders = list(self._holders)
+            memory = self._tier.memory
+            one = memory.shard(rank, step, memory.timeline(rank, step)) if self._hosts is not None else None
+            replicas = [] if one is None else shard.parse_index(one.index, one.seal).replicas
+            if replicas and self._hosts is not None:
+                hosts = {self._hosts.host_of(replica) for replica in replicas}
+                own.holders = holders_beside(
+                    machines_of(self._hosts), self._index, self._holders, sorted(hosts)
+                )
+        return own.holders
+
     def _send_to(self, holder: int, rank: int, step: int) -> list[int] | None:
         """Return the host that has the rank's step now, if one has; None if the job is to start anew."""
         assert self._hosts is not None
-        problem, refused = "", False
-        others = [host for host in range(len(self._hosts.all)) if host not in self._placed[self._index]]
+        problem, refused, holders = "", False, self._own[rank].holders or []
+        others = [host for host in range(len(self._hosts.all)) if host not in (self._index, *holders)]
         others = nearest(machines_of(self._hosts), self._index, others)
         if self._tier.parity is not None:
             others = []  # a parity is of a place in its group
         for host in (holder, *others):
-            if host != holder:
+            if host not in self._placed[self._index]:
                 self._hosts.send(host, agents.Allow(rank))
             for _ in range(TRIES):
                 if self._stopping.is_set() or host in self._hosts.lost:
@@ -362,8 +381,8 @@ class MemoryProtection(threading.Thread):
                     refused = isinstance(error, SaveError)
                     self._stopping.wait(TRY_SECONDS)
                 else:
-                    if host != holder and holder in self._holders:  # else another rank's sender has seen it
-                        self._holders[self._holders.index(holder)] = host
+                    if host != holder:
+                        holders[holders.index(holder)] = host
                         self._warn(f"{self._hosts.name(host)} keeps rank {rank}'s state now: {problem}")
                     return [host]
         if self._stopping.is_set() or holder in self._hosts.lost:
@@ -418,8 +437,9 @@ class MemoryProtection(threading.Thread):
         peer = PeerParity(self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending)
         begun, took = time.monotonic(), 0.0
         with self._sending.under_way():
-            if self._tier.parity is not None:
-                self._tier.parity.put(peer, host, rank, step, timeline)
+            parity = self._tier.parity
+            if parity is not None and host not in parity.keepers(self._index):
+                parity.put(peer, host, rank, step, timeline)
             else:
                 one = memory.shard(rank, step, timeline)
                 sent = None
@@ -455,7 +475,7 @@ class MemoryProtection(threading.Thread):
     @property
     def _copies(self) -> int:
         """How often each snapshot is sent."""
-        return 1 if self._tier.parity is not None else len(self._holders)
+        return len(self._holders) if self._tier.parity is None else self._tier.parity.losses
 
     def _is_safe(self, safe: int, settled: int) -> None:
         if safe > self.safe:
@@ -537,6 +557,7 @@ class MemoryProtection(threading.Thread):
             parity_groups=[]
             if self._tier.parity is None
             else [list(one) for one in self._tier.parity.groups],
+            parity_losses=0 if self._tier.parity is None else self._tier.parity.losses,
         )
 
     def _in_words(self, size: int) -> str:
@@ -546,7 +567,11 @@ class MemoryProtection(threading.Thread):
             steps = f"every {PROFILED_EVERY} steps until it is known how often it can be"
         where = "this host" if self._hosts is None else "its host"
         if self._tier.parity is not None:
-            where = f"its host, with parity over {len(self._holders) + 1} hosts, of which one may be lost"
+            losses, beside = self._tier.parity.losses, self._tier.parity.copies
+            where = "its host" + (f" and {beside} other{'s' if beside > 1 else ''}" if beside else "")
+            where += (
+                f", with parity over {len(self._holders) + 1} hosts, of which {_number(losses)} may be lost"
+            )
         elif self._holders:
             where = f"its host and {len(self._holders)} other{'s' if len(self._holders) != 1 else ''}"
         return (
@@ -623,6 +648,10 @@ class MemoryProtection(threading.Thread):
             self._said.add(text)
             self._log.write("warning", text=text)
             say(f"{text}.")
+
+
+def _number(count: int) -> str:
+    return "one" if count == 1 else str(count)
 
 
 def _in_words(domains: Collection[str], by: str) -> str:

@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitckpt.agent.migration.suspended_job import SuspendedJob
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.bindings.criu import Criu
 from jitckpt.decisions.memory_wanted import Wanted
@@ -29,7 +30,8 @@ class Settings:
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     move_broken: bool  # the worker of such a rank is made anew, too
     suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
-    snapshot_every: float | None  # the same: to go back to if a worker dies
+    snapshot_every: float | None  # the same: to go back to if a worker dies; inf: only to be suspended
+    from_snapshot: bool  # the first start goes on from one, or there is none
     criu: Criu | None  # by which that is done
     health_check: str | None  # a command that has to succeed here before each start
     report_host: str | None  # a command that is told of a host which the job goes on without
@@ -50,4 +52,5 @@ class Settings:
     objects: WantedObjects | None = None  # what is saved is copied there
     # Raises NotNeeded or HostsMissing where a host that stood by is no longer to be taken.
     still_wanted: Callable[[], None] = lambda: None
+    command: SuspendedJob | None = None  # that called this launcher, for snapshots
     wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does

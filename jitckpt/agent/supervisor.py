@@ -195,10 +195,7 @@ class Supervisor(threading.Thread):
             self._outcome = self._supervise()
         except BaseException as error:
             self._error = error
-            for rank in self._job.ranks:
-                if rank.alive and rank.own:
-                    self._workers[rank.rank].signal(signal.SIGKILL)
-                    self._workers[rank.rank].reap()
+            self._kill_own()
         finally:
             self._selector.close()
             if self._local_states is not None:
@@ -206,6 +203,12 @@ class Supervisor(threading.Thread):
             if self._proxies is not None:
                 self._proxies.close()
             self._done.set()
+
+    def _kill_own(self) -> None:
+        for rank in self._job.ranks:
+            if rank.alive and rank.own:
+                self._workers[rank.rank].signal(signal.SIGKILL)
+                self._workers[rank.rank].reap()
 
     def stop(self, signum: int) -> None:
         """End what still runs, at once, and free what the thread needed. To be called by the main thread."""
@@ -220,7 +223,7 @@ class Supervisor(threading.Thread):
         while True:
             interrupts = self._hear_all()
             if self._look_at_proxies():
-                return Outcome.SUCCEEDED
+                return Outcome.SUCCEEDED  # for this host: others, or another launcher, see to its ranks
             if interrupts and not self._job.interrupted:
                 agent = (
                     "the agent" if self._hosts is None else f"{self._hosts.name(self._hosts.index)}'s agent"
@@ -279,10 +282,13 @@ class Supervisor(threading.Thread):
             self._alarm("hosts", self._wants_in)
 
     def _look_at_proxies(self) -> bool:
-        """Return whether this host's ranks go on on another one."""
+        """Return whether this host's ranks go on on another one, or are in files."""
         if self._proxies is None:
             return False
         self._proxies.look()
+        if self._proxies.suspended:
+            self._kill_own()
+            return True
         if any(self._rank(rank).finished for rank in self._proxies.stragglers):
             self._job = replace(self._job, suspected=True)
         return self._proxies.moved
@@ -743,6 +749,8 @@ class Supervisor(threading.Thread):
     def _lose(self, lost: HostLost) -> None:
         """A host is gone: its ranks have ended, as far as this job is concerned."""
         assert self._hosts is not None
+        if self._proxies is not None and self._proxies.ends_without(lost.host):
+            return
         ranks = self._hosts.all[lost.host].ranks
         living = [rank for rank in ranks if self._rank(rank).alive]
         if not living and (lost.host in self.leaving or not starts_again(self._job)):

@@ -7,6 +7,7 @@ import signal
 import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,12 +18,13 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from jitckpt.agent.health import SUSPECT, HostReports
 from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots, Place
 from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.shelf import Shelf
-from jitckpt.agent.migration.snapshots import FollowedSnapshots, ProcessSnapshots
+from jitckpt.agent.migration.snapshots import ProcessSnapshots
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.agent.processes.children import Children
@@ -166,6 +168,11 @@ class WorkerProcesses(PContext):
     def has_left(self) -> bool:
         """Whether this host's ranks go on on another one."""
         return self._device_proxies is not None and self._device_proxies.moved
+
+    @property
+    def is_suspended(self) -> bool:
+        """Whether the processes of all hosts are in files."""
+        return self._device_proxies is not None and self._device_proxies.suspended
 
     def want_save(self, signal_name: str) -> None:
         """Ask all workers to save after one step, and to go on. signal_name: what asked for it."""
@@ -317,6 +324,10 @@ class WorkerProcesses(PContext):
     def _suspension(self) -> WaitsBehindStep | None:
         if self._shelf is not None and self._mover is not None and self._resting_place is not None:
             assert self._settings.snapshot_every is not None
+            assert self._settings.command is not None
+            place = Place(self._settings.command)
+            if self._hosts is not None:
+                place = replace(place, number=self._hosts.index, hosts=len(self._hosts.all))
             dumps = HostDumps(
                 self._mover,
                 [worker.rank for worker in self._workers.values()],
@@ -326,9 +337,10 @@ class WorkerProcesses(PContext):
                 barrier=self._barrier,
             )
             if self._hosts is not None and self._hosts.index != LEADER:
-                return FollowedSnapshots(dumps, self._hosts)
+                return FollowedSnapshots(dumps, place, self._hosts)
             return ProcessSnapshots(
                 dumps,
+                place,
                 self._log,
                 every=self._settings.snapshot_every,
                 say=say,

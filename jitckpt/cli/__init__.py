@@ -29,6 +29,7 @@ GROUPS = {
     "Share the devices": {
         "suspend": "have a running job give its devices and memory back (jitckpt run --suspendable)",
         "resume": "have a suspended job go on where it was",
+        "migrate": "suspend a job, and see it go on on other hosts, where `jitckpt resume --wait` waits",
     },
     "Rehearse": {
         "doctor": "before a long run: look for what would hurt later",

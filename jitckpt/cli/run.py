@@ -27,6 +27,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.agent.agent import launch
 from jitckpt.agent.migration import lost_job
+from jitckpt.agent.migration.suspended_job import Meets, SuspendedJob
 from jitckpt.agent.object_copies import WantedObjects
 from jitckpt.agent.settings import Settings
 from jitckpt.agent.standby import stand_by
@@ -45,7 +46,7 @@ from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
-from jitckpt.errors import HostsError, HostsMissing, HostUnfit, NoProgress, NotNeeded, SaveError
+from jitckpt.errors import HostsError, HostsMissing, HostUnfit, JobSuspended, NoProgress, NotNeeded, SaveError
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     CLOCK_KINDS,
@@ -192,7 +193,7 @@ def _run(arguments: list[str]) -> int:
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
         _say_conflicts(args)
         told = {**_told_to_ranks(args, kind, config), **fault_folder}
-        settings = _settings(args, kind, config, told=told, run=run, temporary=temporary)
+        settings = _settings(args, kind, config, arguments, told=told, run=run, temporary=temporary)
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
             served("metrics", args.metrics, lambda: log.directory),
@@ -246,12 +247,13 @@ def _settings(
     args: argparse.Namespace,
     kind: str,
     config: LaunchConfig,
+    arguments: Sequence[str],
     *,
     told: dict[str, str],
     run: str,
     temporary: Path | None,
 ) -> Settings:
-    """Return the agent's settings. told: to the ranks, by variables. Raises CriuError."""
+    """Return the agent's settings. arguments: this command's. told: to the ranks. Raises CriuError."""
     coordination = None
     if args.coordination is not None:
         coordination = Etcd(args.coordination, os.environ, args.host_timeout)
@@ -279,6 +281,8 @@ def _settings(
         move_broken=args.broken_device == "move",
         suspendable=args.suspendable,
         snapshot_every=None if args.snapshot_every is None else 60 * args.snapshot_every,
+        from_snapshot=args.from_snapshot,
+        command=command_of(arguments, args),
         criu=_criu(args) if _moves(args) else None,
         health_check=args.health_check,
         report_host=args.report_host,
@@ -334,7 +338,7 @@ def _criu(args: argparse.Namespace) -> Criu:
     trial = moved_process.try_it()
     if "error" in trial:
         option = "--suspendable" if args.suspendable else "--broken-device move"
-        option = option if args.snapshot_every is None else "--snapshot-every"
+        option = option if args.snapshot_every in (None, math.inf) else "--snapshot-every"
         raise CriuError(f"{option}: {trial['error']}")
     return criu.find()
 
@@ -363,6 +367,9 @@ def _launch(
         outcome = "goes on without this host"
         say(str(error))
         raise
+    except JobSuspended:
+        outcome = "is suspended"
+        return SAVED
     except NotNeeded as error:
         outcome = "ended without this host"
         say(str(error))
@@ -503,7 +510,7 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
         most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
         try:
-            groups(most, args.memory_tier.copies)
+            groups(most, args.memory_tier.copies, args.memory_tier.beside)
         except InvalidInput as error:
             raise ValueError(f"--memory-tier parity: {error}") from error
     if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
@@ -536,26 +543,42 @@ def _has_several_hosts(args: argparse.Namespace) -> bool:
     return not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
 
 
+def command_of(arguments: Sequence[str], args: argparse.Namespace) -> SuspendedJob:
+    """Return the command by which a suspended job goes on."""
+    script = [args.training_script, *args.training_script_args]
+    meets: Meets = "nobody"
+    if _has_several_hosts(args):
+        meets = "c10d" if args.fixed_place is None else "place"
+        meets = "slurm" if args.slurm else "etcd" if args.coordination is not None else meets
+    return SuspendedJob(list(arguments[: len(arguments) - len(script)]), script, os.getcwd(), meets)
+
+
 def _check_held(args: argparse.Namespace) -> None:
     """Refuse to have all ranks wait behind a step where they can't."""
     if not args.suspendable and args.snapshot_every is None:
+        if args.from_snapshot:
+            raise ValueError("--from-snapshot goes with --snapshot-every, or on several hosts --suspendable")
         return
     option, directory = "--suspendable", "by which `jitckpt suspend` finds the job"
     if args.snapshot_every is not None:
         option, directory = "--snapshot-every", "in which the snapshots are"
-        if args.suspendable or args.broken_device != "restart":
-            raise ValueError("--snapshot-every: not yet with --suspendable, nor with --broken-device")
+        if args.broken_device != "restart":
+            raise ValueError("--snapshot-every: not yet with --broken-device")
     if args.mode != "transparent":
         raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
     if _has_several_hosts(args):
-        if args.suspendable:
-            raise ValueError(f"{option}: not yet with several hosts, only with one (--nnodes 1)")
+        if args.broken_device != "restart":
+            raise ValueError(f"{option}: on several hosts not yet with --broken-device")
         if args.coordination is not None:
             raise ValueError(f"{option}: on several hosts not yet with --coordination")
     if args.checkpoint_dir is None:
         raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
     if shutil.which("nsenter") is None:
         raise ValueError(f"{option} needs nsenter, of the package util-linux")
+    if args.snapshot_every is None and _has_several_hosts(args):
+        args.snapshot_every = math.inf  # the job is suspended by a snapshot, and there is no other
+    if args.from_snapshot and args.snapshot_every is None:
+        raise ValueError("--from-snapshot: the launcher of a suspended job on one host stays")
 
 
 def _own_domains(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
@@ -626,10 +649,6 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
         raise ValueError("--min-hosts: in transparent mode a job keeps its number of ranks")
     if args.coordination is not None:
         raise ValueError("--min-hosts: not with --coordination; let the hosts meet at a store of their own")
-    if args.memory_tier is not None and (args.memory_tier.sharded or args.memory_tier.optimizer):
-        raise ValueError(
-            "--min-hosts goes with --memory-tier auto, peer=M or parity=D, not with sharded or +optimizer"
-        )
     args.nnodes = f"{args.min_hosts}:{hosts}"
     last_call = f"last_call_timeout={math.ceil(args.wait)}"
     args.rdzv_conf = f"{args.rdzv_conf},{last_call}" if args.rdzv_conf else last_call

@@ -249,14 +249,14 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
         "--memory-tier",
         type=_memory_tier,
         default=None,
-        metavar="auto|off|peer[=M][+optimizer]|parity[=D]|sharded[+...]",
+        metavar="auto|off|peer[=M][+optimizer|+parity=D]|parity[=D]|sharded[+...]",
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
         "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
         "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
-        "parity over groups of D hosts (default 4), of which one may be lost at a time; sharded, "
-        "sharded+peer, sharded+parity: what D replicas hold alike is cut, each copies 1/D of it (default "
-        "off)",
+        "parity over groups of D hosts (default 4), of which one may be lost at a time; peer+parity: both, M "
+        "hosts of a group may be lost; sharded, sharded+peer, sharded+parity: what D replicas hold alike is "
+        "cut, each copies 1/D of it (default off)",
     )
     options.add_argument(
         "--memory-every",
@@ -409,8 +409,8 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--suspendable",
         action="store_true",
-        help="in transparent mode, on one host: `jitckpt suspend` can have the job give its devices and "
-        "memory back, and `jitckpt resume` have it go on (needs CRIU)",
+        help="in transparent mode: `jitckpt suspend` can have the job give its devices and memory back, and "
+        "`jitckpt resume` have it go on (needs CRIU)",
     )
     options.add_argument(
         "--snapshot-every",
@@ -418,6 +418,12 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         metavar="MINUTES",
         help="in transparent mode: write all ranks' processes to the checkpoint directory so often, and go "
         "back there if one dies, or a host (needs CRIU)",
+    )
+    options.add_argument(
+        "--from-snapshot",
+        action="store_true",
+        help="go on from a snapshot that this job has left in the checkpoint directory, or not at all "
+        "(--snapshot-every, --suspendable)",
     )
     options.add_argument(
         "--standby",

@@ -136,7 +136,7 @@ def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
     if changed := state.pop(_CHANGED, {}):
         vars(keeper).update(changed)
     for name, saved in state.items():
-        value = None if name == "state_dict" else getattr(keeper, name)
+        value = getattr(keeper, name, None)  # None also of what only a pass or a loop has put there
         if name == "state_dict":
             keeper.load_state_dict(saved)
         elif isinstance(value, GENERATORS):

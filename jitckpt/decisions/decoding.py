@@ -3,7 +3,7 @@
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Sequence
 
-from jitckpt.decisions.redundancy import layout, recovered
+from jitckpt.decisions.redundancy import parities_of, under
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, PartOfShard, Piece, Source
 
 
@@ -16,20 +16,22 @@ def decodable(
     """
     out = frozenset(failed)
     shards = {(one.rank, one.step, one.timeline): one for one in sources if one not in out}
-    by_group: dict[tuple[tuple[int, ...], int, str], dict[int, Parity]] = defaultdict(dict)
+    by_group: dict[tuple[tuple[int, ...], int, int, str], dict[int, Parity]] = defaultdict(dict)
     for parity in parities:
         if parity not in out:
-            by_group[parity.group, parity.step, parity.timeline][parity.place] = parity
-    for (group, step, timeline), by_place in sorted(by_group.items()):
+            by_group[parity.group, parity.copies, parity.step, parity.timeline][parity.place] = parity
+    for (group, copies, step, timeline), by_place in sorted(by_group.items()):
         there = {
             place: shards.get((rank, step, timeline)) for place, rank in enumerate(group) if rank != NOBODY
         }
-        readable = {place for place in range(len(group)) if place not in there or there[place] is not None}
-        everybody = layout(len(group), parity=True)
-        for lost in sorted(recovered(everybody, readable, by_place.keys()) - readable):
-            pieces = [one for place, one in sorted(by_place.items()) if place != lost]
-            whole = tuple(one for one in there.values() if one is not None)
-            size = (len(group) - 1) * sum(one.bytes for one in pieces)
+        for lost in sorted(place for place, one in there.items() if one is None):
+            over = parities_of(len(group), lost, copies)
+            others = {shard for place in over for shard in under(len(group), place, copies)} - {lost}
+            whole = tuple(one for place in sorted(others) if (one := there.get(place)) is not None)
+            if not by_place.keys() >= set(over) or len(whole) < len(others & there.keys()):
+                continue
+            pieces = [by_place[place] for place in over]
+            size = (len(group) - 1 - copies) * sum(one.bytes for one in pieces)
             yield Source(group[lost], step, Kind.PARITY, timeline, pieces[0].host, size, (*pieces, *whole))
 
 

@@ -32,11 +32,13 @@ def holders(machines: Sequence[Machine], copies: int) -> Placement:
 def nearest(machines: Sequence[Machine], owner: int, others: Sequence[int]) -> list[int]:
     """Return the other hosts, those first that share fewest failure domains with the owner."""
 
-    def shared(other: int) -> int:
-        pairs = zip(machines[owner].domains, machines[other].domains, strict=True)
-        return sum(one == another for one, another in pairs)
+    return sorted(others, key=lambda other: (shared_kinds(machines, owner, other), other))
 
-    return sorted(others, key=lambda other: (shared(other), other))
+
+def shared_kinds(machines: Sequence[Machine], one: int, other: int) -> int:
+    """Return how many failure domains two hosts share."""
+    pairs = zip(machines[one].domains, machines[other].domains, strict=True)
+    return sum(mine == theirs for mine, theirs in pairs)
 
 
 def shared_domains(machines: Sequence[Machine], placed: Placement) -> list[str]:

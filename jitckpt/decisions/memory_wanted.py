@@ -6,6 +6,7 @@ from math import isfinite
 from typing import Any
 
 from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.redundancy import LEAST_GROUP
 
 AUTO = 0  # steps
 MOST_COPIES = 16
@@ -28,7 +29,8 @@ class Wanted:
     memory; None for a part of what is free. keep: seconds that the memory stays without an agent. domains:
     the failure domains that this host is in; domains_by: the scheduler that has named them, "" for an option.
     address: of this host, by which others send what it is to keep; "" for the one they know it by. sharded:
-    what replicas hold alike is cut among them (decisions/cut.py). optimizer: other hosts get gradients, and
+    what replicas hold alike is cut among them (decisions/cut.py). beside: with parity, copies of each shard
+    on other hosts of its group. optimizer: other hosts get gradients, and
     make the optimizer's steps on their copies (tiers/remaking.py). directory: of this host, for parts of
     others' states that no memory has room for; "" for none.
     """
@@ -44,6 +46,7 @@ class Wanted:
     sharded: bool = False
     optimizer: bool = False
     directory: str = ""
+    beside: int = 0
 
     @property
     def steps(self) -> int:
@@ -56,7 +59,7 @@ class Wanted:
 def tier(text: str) -> Wanted:
     """Read auto, off, peer, peer=M, parity, parity=D, sharded, or sharded+ and one of the middle four.
 
-    Behind peer=M may be +optimizer. Raises InvalidInput.
+    Behind peer=M may be +parity=D, or +optimizer. Raises InvalidInput.
     """
     if text.endswith(OPTIMIZER):
         return _with_optimizer(text)
@@ -65,18 +68,31 @@ def tier(text: str) -> Wanted:
     begins, plus, rest = text.partition("+")
     if begins == SHARDED and plus and rest.startswith((PEER, PARITY)):
         return replace(tier(rest), sharded=True)
+    if plus and rest.startswith(PARITY):
+        return _with_parity(text, tier(begins), tier(rest))
     mode, equals, count = text.partition("=")
     if text in ("auto", OFF):
         return Wanted(mode)
     usual, most = {PEER: (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
-    if usual and not equals:
-        return Wanted(mode, usual)
+    count = count if equals else str(usual)
     if count.isascii() and count.isdigit() and 1 <= int(count) <= most:
         return Wanted(mode, int(count))
     raise InvalidInput(
         f"{text!r} is none of auto, off, peer, parity, peer=M with M from 1 to {MOST_COPIES}, parity=D with "
-        "D hosts, sharded, sharded+peer=M and sharded+parity=D, and peer=M+optimizer"
+        "D hosts, peer=M+parity=D, sharded, sharded+ and one of these three, and peer=M+optimizer"
     )
+
+
+def _with_parity(text: str, copies: Wanted, parity: Wanted) -> Wanted:
+    if copies.mode != PEER or copies.copies < 2:
+        raise InvalidInput(f"{text!r}: parity goes with peer=M with M from 2 on, of which its host has one")
+    least = LEAST_GROUP + copies.copies - 1
+    if parity.copies < least:
+        raise InvalidInput(
+            f"{text!r}: with {copies.copies} copies parity needs groups of {least} hosts or more: in smaller "
+            f"ones it is as long as a copy; take peer={copies.copies + 1}"
+        )
+    return replace(parity, beside=copies.copies - 1)
 
 
 def _with_optimizer(text: str) -> Wanted:

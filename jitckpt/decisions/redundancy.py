@@ -32,18 +32,37 @@ def layout(members: int, copies: int = 0, parity: bool = False) -> CellLayout:
     losses = copies + (1 if parity else 0)
     protectable(members, losses)
     cells = members - 1 - copies if parity else 1
-    holders = [[(d + step) % members for step in range(copies + 1)] for d in range(members)]  # of shard d
     kept = [
-        frozenset((d, cell) for d in range(members) if member in holders[d] for cell in range(cells))
+        frozenset(
+            (d, cell)
+            for d in range(members)
+            if member in keepers(members, d, copies)
+            for cell in range(cells)
+        )
         for member in range(members)
     ]
-    under: dict[int, set[tuple[int, int]]] = {member: set() for member in range(members)}
+    beneath: dict[int, set[tuple[int, int]]] = {member: set() for member in range(members)}
     if parity:
         for d in range(members):
-            others = [member for member in range(members) if member not in holders[d]]
-            for cell, member in enumerate(others):
-                under[member].add((d, cell))
-    return CellLayout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in under.items() if c))
+            for cell, member in enumerate(parities_of(members, d, copies)):
+                beneath[member].add((d, cell))
+    return CellLayout(members, cells, tuple(kept), tuple((q, frozenset(c)) for q, c in beneath.items() if c))
+
+
+def keepers(members: int, shard: int, copies: int) -> list[int]:
+    """Return the members that keep a shard as a whole, its own first."""
+    return [(shard + step) % members for step in range(copies + 1)]
+
+
+def parities_of(members: int, shard: int, copies: int) -> list[int]:
+    """Return the members under whose parity a shard has a cell each, in the order of the cells."""
+    whole_at = keepers(members, shard, copies)
+    return [member for member in range(members) if member not in whole_at]
+
+
+def under(members: int, place: int, copies: int) -> list[int]:
+    """Return the shards of which a member's parity has a cell: those that it does not keep."""
+    return [shard for shard in range(members) if place not in keepers(members, shard, copies)]
 
 
 def protectable(members: int, losses: int) -> int:
@@ -81,24 +100,32 @@ def recovered(plan: CellLayout, readable: Collection[int], parities: Collection[
     return {member for member in range(plan.members) if all((member, one) in have for one in numbers)}
 
 
-def groups(hosts: int, size: int) -> tuple[tuple[int, ...], ...]:
+def groups(hosts: int, size: int, copies: int = 0) -> tuple[tuple[int, ...], ...]:
     """Return groups of hosts next to each other, of this size; the last one takes those that are left over.
 
-    Raises InvalidInput where parity gains nothing over copies.
+    copies: of each shard on other members. Raises InvalidInput where parity gains nothing over copies.
     """
-    if min(hosts, size) < LEAST_GROUP:
+    least = LEAST_GROUP + copies
+    if min(hosts, size) < least:
         raise InvalidInput(
-            f"parity needs groups of {LEAST_GROUP} hosts or more, and here "
-            + (f"are {hosts}" if hosts < LEAST_GROUP else f"a group has {size}")
-            + ": with two, the parity is as long as a copy; take --memory-tier peer"
+            f"{_beside(copies)} needs groups of {least} hosts or more, and here "
+            + (f"are {hosts}" if hosts < least else f"a group has {size}")
+            + f": with {least - 1}, the parity is as long as a copy; take --memory-tier "
+            + (f"peer={copies + 2}" if copies else "peer")
         )
     whole_groups = max(1, hosts // size)
     starts = [number * size for number in range(whole_groups)]
     return tuple(tuple(range(begin, end)) for begin, end in zip(starts, [*starts[1:], hosts], strict=True))
 
 
-def cell(members: int, shard: int, place: int, chunks: int) -> range:
+def _beside(copies: int) -> str:
+    if not copies:
+        return "parity"
+    return f"parity beside {copies} cop{'ies' if copies > 1 else 'y'} on other hosts"
+
+
+def cell(members: int, shard: int, place: int, chunks: int, copies: int = 0) -> range:
     """Return the chunks of a member's shard, of so many, that are under the parity of another member."""
-    number = place if place < shard else place - 1
-    length = -(-chunks // (members - 1))
+    over = parities_of(members, shard, copies)
+    number, length = over.index(place), -(-chunks // len(over))
     return range(min(chunks, number * length), min(chunks, (number + 1) * length))

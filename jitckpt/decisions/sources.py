@@ -9,6 +9,8 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
 
+from jitckpt.decisions.redundancy import under
+
 SHOWN_RANKS = 8
 
 
@@ -40,7 +42,8 @@ RATES: Mapping[Kind, float] = {
 class Parity:
     """The XOR of a cell of each other member's shard (redundancy.py) of a step, in a host's memory.
 
-    group: the members' ranks; NOBODY for one without. place: which member the parity is.
+    group: the members' ranks; NOBODY for one without. place: which member the parity is. copies: of each
+    shard on other members, of which the parity has no cell.
     """
 
     group: tuple[int, ...]
@@ -49,6 +52,7 @@ class Parity:
     timeline: str = ""
     host: int = 0
     bytes: int = 0
+    copies: int = 0
 
 
 NOBODY = -1
@@ -191,8 +195,8 @@ def _reason(
 
 def _whose(one: Piece) -> str:
     if isinstance(one, Parity):
-        others = [rank for place, rank in enumerate(one.group) if place != one.place and rank != NOBODY]
-        return f"of the parity of {listed(others)}"
+        others = [one.group[place] for place in under(len(one.group), one.place, one.copies)]
+        return f"of the parity of {listed([rank for rank in others if rank != NOBODY])}"
     return f"of rank {one.rank}"
 
 

@@ -30,6 +30,10 @@ STATEFUL = (
     "part in: after a restart the order of the samples may be another one. torch's DataLoader comes back "
     "exactly."
 )
+LEFT_OUT = (
+    "what on_save_checkpoint of the module adds, and what the module and callbacks without a state_dict keep "
+    "in attributes, such as lists of an epoch's outputs"
+)
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -171,7 +175,7 @@ class LightningTraining:
             schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             progress=self,
-            left_out="what on_save_checkpoint of the module adds",
+            left_out=LEFT_OUT,
             made_up=trainer.lightning_module.automatic_optimization,
         )
 

@@ -286,7 +286,7 @@ class TransformersTraining:
             schedulers=[trainer.lr_scheduler],
             scaler=getattr(trainer.accelerator, "scaler", None),
             progress=self,
-            left_out="callbacks that keep a state and are no ExportableState",
+            left_out=_left_out(trainer),
             made_up=True,
         )
         if self._protection is None:
@@ -462,6 +462,15 @@ def _callback(training: TransformersTraining) -> Any:
 def _how_far(said: Mapping[str, Any]) -> tuple[int, int, int, bool]:
     logged = said["numbers"]["_globalstep_last_logged"]
     return said["state"]["global_step"], logged, len(said["log"]), said["in_step"]
+
+
+def _left_out(trainer: Any) -> str:
+    """Name what a restart does not bring back; a Trainer of the script's own may keep anything in itself."""
+    callbacks = "callbacks that keep a state and are no ExportableState"
+    kind = type(trainer)
+    if kind.__module__.partition(".")[0] == "transformers":
+        return callbacks
+    return f"{callbacks}, and what {kind.__name__} itself keeps in attributes, such as a running average"
 
 
 def _put_back_callbacks(callbacks: list[Any], states: Mapping[str, list[dict[str, Any]]]) -> None:

@@ -53,8 +53,11 @@ def survival_in_memory(jobs: Sequence[Sequence[Event]]) -> MemorySurvival | None
     between = hosts * seconds / (losses or MOST_WHERE_NONE)
     host = Weibull.of_mean(between)
     kept_by = [by for one in newest["hosts"] for by in needed(one["kept_by"], one.get("in_parts_on", ()))]
-    groups = newest.get("parity_groups", [])
-    chances = {name: chance(host, hosts, kept_by, groups, span) for name, span in SPANS.items()}
+    groups, may_be_lost = newest.get("parity_groups", []), newest.get("parity_losses", 1)
+    chances = {
+        name: chance(host, hosts, kept_by, groups, span, parity_losses=may_be_lost)
+        for name, span in SPANS.items()
+    }
     return MemorySurvival(hosts, losses, hosts * seconds, between, losses == 0, chances)
 
 
@@ -72,14 +75,16 @@ def chance(
     kept_by: Sequence[Collection[int]],
     parity_groups: Sequence[Collection[int]],
     seconds: float,
+    *,
+    parity_losses: int = 1,
 ) -> float:
     """Return how likely all is still there after so many seconds, with no host replaced.
 
     kept_by: sets of hosts, of each of which one is needed (`needed`). parity_groups: where hosts keep
-    parity in the place of copies, the groups, each of which may lose one host.
+    parity, the groups, each of which may lose so many hosts.
     """
     if parity_groups:
-        return math.prod(group_survival(host, len(group), 1, seconds) for group in parity_groups)
+        return math.prod(group_survival(host, len(one), parity_losses, seconds) for one in parity_groups)
     holders = [[one for one in those if one < hosts] for those in kept_by]  # others have left the job
     if not all(holders):
         return 0.0

@@ -19,6 +19,7 @@ from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.commands import FROM_LAUNCHER, TO_LAUNCHER, ToLauncher, Told
 
 FILE_NAME = "launcher.json"
+OF_HOSTS = f"host-*/{FILE_NAME}"  # where a job has several hosts, each with a folder of its own
 BACKLOG = 8
 _PEER = struct.Struct("iii")  # struct ucred: process, user, group
 
@@ -91,32 +92,11 @@ class Caller:
 def ask(directory: Path, wanted: ToLauncher) -> Iterator[tuple[str, int | None]]:
     """Ask the launcher of this directory's job; yield sentences, the last with a status.
 
-    Raises JobSocketError if there is none, or it ends before it has answered.
+    Of a job on several hosts, each of which has a folder there, any that is on this one. Raises
+    JobSocketError if there is none, or it ends before it has answered.
     """
-    path = directory / FILE_NAME
-    try:
-        found = json.loads(regular_file.content_of(path))
-        name, host, process = str(found["socket"]), str(found["host"]), int(found["process"])
-    except FileNotFoundError:
-        if not directory.is_dir():
-            raise JobSocketError(f"There is no directory {directory}.") from None
-        raise JobSocketError(
-            f"No job in {directory} can be suspended: it has ended, or was started without --suspendable."
-        ) from None
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise JobSocketError(f"{path} can't be read: {error}.") from error
-    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as connection:
-        try:
-            connection.connect(b"\0" + name.encode())
-        except OSError as error:
-            here = socket.gethostname()
-            elsewhere = f" It is on {host}, and this is {here}." if host != here else ""
-            raise JobSocketError(
-                f"The job's launcher, process {process}, can't be reached: it was killed, starts the ranks "
-                f"again just now, or is in another container ({error.strerror}).{elsewhere}"
-            ) from error
-        if _user_of(connection) != os.getuid():
-            raise JobSocketError(f"The socket that {path} names is another user's.")
+    connection, process = _reached(directory)
+    with connection:
         datagrams.send(connection, wanted)
         try:
             while (heard := datagrams.receive(connection, FROM_LAUNCHER)) is not None:
@@ -127,6 +107,57 @@ def ask(directory: Path, wanted: ToLauncher) -> Iterator[tuple[str, int | None]]
         except ProtocolError as error:
             raise JobSocketError(f"The job's launcher says what makes no sense: {error}") from error
     raise JobSocketError(f"The job's launcher, process {process}, has ended before it answered.")
+
+
+def is_there(directory: Path) -> bool:
+    """Return whether the job of this directory has a launcher that can be asked from here."""
+    try:
+        connection, _ = _reached(directory)
+    except JobSocketError:
+        return False
+    connection.close()
+    return True
+
+
+def _reached(directory: Path) -> tuple[socket.socket, int]:
+    """Return a connection to a launcher of the job, and its process. Raises JobSocketError."""
+    if not directory.is_dir():
+        raise JobSocketError(f"There is no directory {directory}.")
+    paths = [path for path in (directory / FILE_NAME, *sorted(directory.glob(OF_HOSTS))) if path.exists()]
+    if not paths:
+        raise JobSocketError(
+            f"No job in {directory} can be suspended: it has ended, or was started without --suspendable."
+        )
+    errors = []
+    for path in paths:
+        try:
+            return _connected(path)
+        except JobSocketError as error:
+            errors.append(error)
+    raise errors[0]
+
+
+def _connected(path: Path) -> tuple[socket.socket, int]:
+    try:
+        found = json.loads(regular_file.content_of(path))
+        name, host, process = str(found["socket"]), str(found["host"]), int(found["process"])
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise JobSocketError(f"{path} can't be read: {error}.") from error
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    try:
+        connection.connect(b"\0" + name.encode())
+    except OSError as error:
+        connection.close()
+        here = socket.gethostname()
+        elsewhere = f" It is on {host}, and this is {here}." if host != here else ""
+        raise JobSocketError(
+            f"The job's launcher, process {process}, can't be reached: it was killed, starts the ranks "
+            f"again just now, or is in another container ({error.strerror}).{elsewhere}"
+        ) from error
+    if _user_of(connection) != os.getuid():
+        connection.close()
+        raise JobSocketError(f"The socket that {path} names is another user's.")
+    return connection, process
 
 
 def _user_of(connection: socket.socket) -> int:

@@ -158,7 +158,7 @@ def _carry_out(reads: Sequence[_Read], pieces: Pieces, timeline: str) -> int:
 
 
 def _stripe(parity: Parity) -> Stripe:
-    return Stripe(parity.group, parity.place)
+    return Stripe(parity.group, parity.place, parity.copies)
 
 
 @contextmanager

@@ -1,5 +1,7 @@
 """What this host's memory has of one rank, as a source that the rank may go on from."""
 
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 import torch
@@ -11,6 +13,7 @@ from jitckpt.saves.layout import Identity, Metadata
 from jitckpt.saves.selection import Choice, misfit
 from jitckpt.saves.starts import Starts
 from jitckpt.tiers import assembly, host_memory
+from jitckpt.tiers.host_memory import SLOTS, HostMemory
 from jitckpt.tiers.shard import Index, parse_index, state_of
 from jitckpt.tiers.tier import Shard
 
@@ -102,11 +105,38 @@ def write_whole(one: Shard, root: Path, start: int, by: str) -> int:
 
     They are written from there.
     """
+    return _write(root, *_mapped(one), start, by)[1]
+
+
+def write_put_together(memory: HostMemory, parts: Sequence[Shard], root: Path, start: int, by: str) -> int:
+    """Do the same with all the parts of a cut state, which are in this memory; return the bytes.
+
+    It is put together, and the save of the first rank has it; of each other what that alone knew is written.
+    """
+    (first, own), *others = [_mapped(one) for one in parts]
+    with closing(HostMemory()) as together:
+        assembly.assemble(memory, first, together.of(parts[0].rank), SLOTS[0])
+        whole = _mapped(together.shard(parts[0].rank, first.step, first.timeline))[1]
+        size = _write(root, first, assembly.joined(own, first, whole), start, by)[1]
+    return size + sum(_write_local(root, index, state, start, by) for index, state in others)
+
+
+def _mapped(one: Shard) -> tuple[Index, SavedState]:
+    """Return the state of a shard, in the shard's memory."""
     index = parse_index(one.index, one.seal)
     data = torch.empty(0, dtype=torch.uint8, device="cpu")
     if one.window.size:
         data = torch.frombuffer(memoryview(one.window), dtype=torch.uint8)
-    return _write(root, index, state_of(index, data), start, by)[1]
+    return index, state_of(index, data)
+
+
+def _write_local(root: Path, index: Index, state: SavedState, start: int, by: str) -> int:
+    """Write of a rank that has a part of a cut state what it alone knew; return the bytes."""
+    own = assembly.joined(state, index, SavedState({}, {}))
+    with SaveFolder(root, index.identity, index.step, "local", "ring", by=by, start=start) as folder:
+        folder.add_tensors(layout.TENSORS_FILE, own.tensors)
+        folder.add_json(layout.STATE_FILE, {"local": own.document["local"]})
+        return folder.commit()[1]
 
 
 def _write(root: Path, index: Index, state: SavedState, start: int, by: str) -> tuple[Path, int]:

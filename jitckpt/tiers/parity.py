@@ -12,7 +12,7 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from jitckpt.decisions.redundancy import cell
+from jitckpt.decisions.redundancy import LEAST_GROUP, cell, under
 from jitckpt.decisions.sources import NOBODY
 from jitckpt.errors import SaveError
 from jitckpt.saves import layout
@@ -27,19 +27,22 @@ from jitckpt.wire.visits import HeldParity
 class Stripe:
     """Ranks whose shards have parity in common, one of each member of a group of hosts; NOBODY for none.
 
-    place: of the member whose parity is meant: it has a cell of every other one's.
+    place: of the member whose parity is meant: it has a cell of every other one's, but of those of which that
+    member keeps one of so many `copies`.
     """
 
     group: tuple[int, ...]
     place: int
+    copies: int = 0
 
     def others(self) -> set[int]:
         """Return the ranks that are under it."""
-        return {rank for place, rank in enumerate(self.group) if place != self.place and rank != NOBODY}
+        return {self.group[of] for of in under(len(self.group), self.place, self.copies)} - {NOBODY}
 
     def cell_of(self, rank: int, size: int) -> range:
         """Return the chunks of a rank's shard, of so many bytes, that are under it."""
-        return cell(len(self.group), self.group.index(rank), self.place, shard.chunks_in(size))
+        of = self.group.index(rank)
+        return cell(len(self.group), of, self.place, shard.chunks_in(size), self.copies)
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ class ParityIndex:
             for rank, one in self.members.items()
         }
         content = {
-            "parity": [list(self.stripe.group), self.stripe.place],
+            "parity": [list(self.stripe.group), self.stripe.place, self.stripe.copies],
             "step": self.step,
             "timeline": self.timeline,
             "job": self.job,
@@ -98,12 +101,13 @@ def parse_index(data: bytes, seal: Seal) -> ParityIndex:
     """Return the index that belongs to this seal. Raises SaveError for any other bytes."""
     try:
         content = layout.parse_object(shard.checked(data, seal), "A parity's index")
-        group, place = content.pop("parity")
+        group, place, copies = content.pop("parity")
         members = {int(rank): _member(*one) for rank, one in content.pop("members").items()}
-        index = ParityIndex(Stripe(tuple(group), place), members=members, **content)
+        index = ParityIndex(Stripe(tuple(group), place, copies), members=members, **content)
         fits = (
             index.step == seal.step
             and 0 <= place < len(group)
+            and 0 <= copies <= len(group) - LEAST_GROUP
             and len(set(group) - {NOBODY}) == len(group) - group.count(NOBODY)
             and members.keys() == index.stripe.others()
             and len(index.checksums) == shard.chunks_in(seal.data_bytes)
@@ -214,6 +218,7 @@ class ParityMemory:
                 seal.size,
                 one.job,
                 one.world_size,
+                one.stripe.copies,
             )
             for _, _, seal, one in self._whole()
         ]

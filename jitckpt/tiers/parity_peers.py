@@ -6,6 +6,8 @@ As in peers.py: messages first, then native/memory_tier has the connection, and 
 import asyncio
 from collections.abc import Callable
 
+from jitckpt.decisions.redundancy import LEAST_GROUP
+from jitckpt.errors import SaveError
 from jitckpt.hosts import visiting
 from jitckpt.tiers import chunks, parity, peers, shard
 from jitckpt.tiers.chunks import Sum, Window
@@ -50,7 +52,8 @@ class PeerParity(PeerMemory):
         member, stripe = piece.member, piece.stripe
         async with self._visit() as (reader, writer):
             seal, group = member.seal.encode().hex(), list(stripe.group)
-            await self._send(writer, Add(piece.rank, member.slot, seal, group, stripe.place, piece.keep))
+            under = (group, stripe.place, piece.keep, stripe.copies)
+            await self._send(writer, Add(piece.rank, member.slot, seal, *under))
             await self._send(writer, IndexComes(), member.index)
             await self._answer(reader, Go)
             index = shard.parse_index(member.index, member.seal)
@@ -72,7 +75,8 @@ class PeerParity(PeerMemory):
         """Return the index, and the bytes that have come of the parity."""
         size = 0
         async with self._visit() as (reader, writer):
-            await self._send(writer, WantParity(list(stripe.group), stripe.place, step, timeline, count))
+            wanted = WantParity(list(stripe.group), stripe.place, step, timeline, count, stripe.copies)
+            await self._send(writer, wanted)
             there, encoded = await self._answer(reader, There)
             _, seal = peers.slot_and_seal(there)
             index = parity.parse_index(encoded, seal)
@@ -111,15 +115,15 @@ async def answer(
         case Add(rank):
             slot, seal = peers.slot_and_seal(request)
             _, encoded = await visiting.hear(reader, IndexComes)
-            stripe = Stripe(tuple(request.group), request.place)
+            stripe = _stripe(request)
             piece = ParityPiece(rank, stripe, ParityMember(slot, seal, encoded), request.keep)
             await _take(parities, number_of(stripe), piece, writer)
             writer.write(visiting.encode(VisitDone()))
         case WantParities():
             held = await asyncio.to_thread(parities.has)
             writer.write(visiting.encode(visits.Parities(held)))
-        case WantParity(group, place, step, timeline, count):
-            stripe = Stripe(tuple(group), place)
+        case WantParity(step=step, timeline=timeline, count=count):
+            stripe = _stripe(request)
             seal, encoded, window = await asyncio.to_thread(parities.find, stripe, step, timeline)
             writer.write(visiting.encode(There(seal.encode().hex()), encoded))
             if count:
@@ -130,6 +134,13 @@ async def answer(
         case _:
             return False
     return True
+
+
+def _stripe(said: Add | WantParity) -> Stripe:
+    """Return the stripe that a message is of. Raises SaveError for nonsense."""
+    if not 0 <= said.place < len(said.group) or not 0 <= said.copies <= len(said.group) - LEAST_GROUP:
+        raise SaveError(f"No group of hosts has a parity {said.place} beside {said.copies} copies.")
+    return Stripe(tuple(said.group), said.place, said.copies)
 
 
 async def _take(

@@ -103,7 +103,8 @@ class Index:
 
     checksums: xxh3_128 of each chunk, in hexadecimal. tensors: type, shape and offset by name.
     host_from: the offset from which on tensors were on the host. time: when it was whole. made_by: the step
-    that made it of the one before, where a host may make that again. part: it is no whole shard.
+    that made it of the one before, where a host may make that again. part: it is no whole shard. replicas:
+    ranks on other hosts that hold the same, but for what a rank alone knows; where copies go beside them.
     """
 
     identity: Identity
@@ -117,6 +118,7 @@ class Index:
     cut: Cut | None = None
     made_by: OptimizerStep | None = None
     part: ShardPart | None = None
+    replicas: Sequence[int] = ()
 
     @property
     def digests(self) -> list[bytes]:
@@ -177,8 +179,10 @@ def _problem(index: Index, seal: Seal) -> str | None:
         return "it is of another step, or of other data"
     if any(len(one) != DIGEST_BYTES for one in index.digests):
         return f"a checksum has not {DIGEST_BYTES} bytes"
-    if not 0 <= identity.rank < identity.world_size or not 0 <= identity.shard < identity.shards:
-        return f"rank {identity.rank} of {identity.world_size} is none"
+    ranks = [identity.rank, *index.replicas]
+    is_one = all(type(rank) is int and 0 <= rank < identity.world_size for rank in ranks)
+    if not is_one or not 0 <= identity.shard < identity.shards:
+        return f"one of the ranks {ranks!r:.80} of {identity.world_size} is none"
     for name, place in index.tensors.items():
         if not 0 <= place[2] <= seal.data_bytes - size_of(place) or place[2] % ALIGNMENT:
             return f"{name:.80} would lie outside of the data"

@@ -324,11 +324,42 @@ class SnapshotPut(AgentMessage):
 
 @dataclass(frozen=True)
 class SnapshotWhole(AgentMessage):
-    """A snapshot is on the disks of all hosts, and older ones may go; or it is not, and goes itself."""
+    """A snapshot is on the disks of all hosts, and older ones may go; or it is not, and goes itself.
+
+    ends: the job is suspended with it. Answered by EndAwaited: no host that is lost from now on is missed.
+    """
 
     type = "snapshot_whole"
     name: str
     made: bool
+    ends: bool = False
+
+
+@dataclass(frozen=True)
+class EndAwaited(AgentMessage):
+    """This host's launcher ends as soon as it hears that all wait for that, or a host is lost."""
+
+    type = "end_awaited"
+    name: str
+
+
+@dataclass(frozen=True)
+class AskSuspension(AgentMessage):
+    """Somebody wants the job to be suspended."""
+
+    type = "ask_suspension"
+
+
+@dataclass(frozen=True)
+class SuspensionSays(AgentMessage):
+    """A sentence for who has asked for that on any host; status: with which the command ends then, if so.
+
+    0: the job is suspended, and this host's launcher ends, too.
+    """
+
+    type = "suspension_says"
+    text: str
+    status: int | None = None
 
 
 @dataclass(frozen=True)
@@ -495,7 +526,7 @@ OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
 OfMemory = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
 OF_SNAPSHOTS = (
     *(AskSnapshot, WaitBehind, SnapshotAnswer, DumpRanks, RanksDumped, SnapshotTaken, SnapshotPut),
-    *(SnapshotWhole, ForgetSnapshots, RanksMadeAgain),
+    *(SnapshotWhole, EndAwaited, AskSuspension, SuspensionSays, ForgetSnapshots, RanksMadeAgain),
 )
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome, *OF_SNAPSHOTS)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))

@@ -12,10 +12,14 @@ class ToLauncher(Checked):
 
 @dataclass(frozen=True)
 class Suspend(ToLauncher):
-    """The job's processes are to become files in this folder; "": in the job's directory."""
+    """The job's processes are to become files in this folder; "": in the job's directory.
+
+    ends: the launchers are to end, so that others can have the job go on.
+    """
 
     type = "suspend"
     to: str
+    ends: bool = False
 
 
 @dataclass(frozen=True)

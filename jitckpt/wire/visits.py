@@ -243,6 +243,7 @@ class Add(OfMemory):
     group: list[int]
     place: int
     keep: int
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -263,6 +264,7 @@ class HeldParity(CheckedPart):
     bytes: int
     job: str
     world_size: int
+    copies: int = 0
 
 
 @dataclass(frozen=True)
@@ -283,6 +285,7 @@ class WantParity(OfMemory):
     step: int
     timeline: str
     count: int
+    copies: int = 0
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.distributed.distributed_c10d import Store
 from torch.optim import Optimizer
 
+from jitckpt.decisions import replicas
 from jitckpt.saves import folders, same_step, selection
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
@@ -100,17 +101,15 @@ def without_replicas(layout: Layout) -> str:
     )
 
 
-def lacks_replicas(layout: Layout | None, shards: int) -> bool:
-    """Return whether some rank's state has no replica (on another host, where there are several)."""
-    if layout is None:
-        return shards > 1
-    count = len(layout.shards)
-    hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-    each = count // hosts if hosts > 1 and count % hosts == 0 else 1
-    places: dict[int, set[int]] = {}
-    for rank, shard in enumerate(layout.shards):
-        places.setdefault(shard, set()).add(rank // each)
-    return any(len(on) == 1 for on in places.values())
+def replicas_elsewhere(identity: Identity, layout: Layout | None) -> list[tuple[int, ...]] | None:
+    """Return for each rank who holds the same on another host (decisions/replicas.py); None: nobody knows.
+
+    Every rank has to call it.
+    """
+    if layout is None and identity.shards == 1 < identity.world_size:
+        return None
+    told = all_say([identity.shard, int(os.environ.get("GROUP_RANK", "0"))])
+    return replicas.elsewhere([shard for shard, _ in told], [host for _, host in told])
 
 
 def choice(

@@ -39,7 +39,8 @@ class Arguments:
 
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
     is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks. kept:
-    what is kept though it was not given.
+    what is kept though it was not given. replicas: ranks on other hosts that hold what this one holds, where
+    that decides where its copies in memory go.
     """
 
     root: Path
@@ -57,6 +58,7 @@ class Arguments:
     self_check: str
     accumulation: int = 1
     kept: Kept = NOTHING
+    replicas: Sequence[int] = ()
 
 
 def listed(what: str, given: Any, kind: type) -> list[Any]:

@@ -20,7 +20,7 @@ from torch.optim import Optimizer
 from jitckpt.bindings.interpose import Native
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
-from jitckpt.decisions import elastic, memory_wanted
+from jitckpt.decisions import elastic, memory_wanted, replicas
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
@@ -138,11 +138,10 @@ def init(
     schedulers = arguments.listed("scheduler", scheduler, object)
     arguments.check(save_checkpoint, model, optimizers, schedulers, extra, save_every=save_every, keep=keep)
     arguments.check_accumulation(accumulation)
-    wanted = memory_wanted.by_script("off" if memory is None else memory)
     finds = keep_found and save_checkpoint is None
     root = directory.root_of(checkpoint_dir)
     identity, layout = _who(root, model, optimizers, arguments.said_shard(shard, shards))
-    needed = _memory_of(wanted, lacks_replicas=agreements.lacks_replicas(layout, identity.shards))
+    wanted, elsewhere, needed = _memory_of(memory, identity, layout)
     _current = Job(
         Arguments(
             root=root,
@@ -160,6 +159,7 @@ def init(
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
             kept=kept.find(optimizers, schedulers, scaler, extra) if finds else kept.NOTHING,
+            replicas=elsewhere[identity.rank] if elsewhere else (),
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
         memory=needed,
@@ -168,7 +168,7 @@ def init(
         _current.set_base(*_base_of_next_job)
         _base_of_next_job = None
     _tell_of_batch(_current, accumulation)
-    _tell_of_memory(_current, wanted, needed, is_replicated=layout is not None)
+    _tell_of_memory(_current, wanted, needed, elsewhere)
     _tell_of_risk(_current, layout, save_checkpoint, save_every)
     return _current
 
@@ -641,12 +641,18 @@ def _warn(text: str) -> None:
     warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=4)
 
 
-def _memory_of(by_script: Wanted, *, lacks_replicas: bool) -> Wanted | None:
-    """Return what is wanted of the memory tier; None if it is not to be used."""
+def _memory_of(
+    memory: str | Mapping[str, Any] | None, identity: Identity, layout: Layout | None
+) -> tuple[Wanted, Sequence[Sequence[int]] | None, Wanted | None]:
+    """Return what the script says of the memory tier, and that again if the tier is to be used, else None.
+
+    Between them for each rank who holds the same on another host, where that decides and is known.
+    """
+    by_script = memory_wanted.by_script("off" if memory is None else memory)
     mode = environment.MEMORY_TIER.get() or by_script.mode
-    if mode == memory_wanted.OFF or (mode == "auto" and not lacks_replicas):
-        return None
-    return by_script
+    elsewhere = agreements.replicas_elsewhere(identity, layout) if mode == "auto" else None
+    is_off = mode == memory_wanted.OFF or (mode == "auto" and (elsewhere is None or all(elsewhere)))
+    return by_script, elsewhere, None if is_off else by_script
 
 
 def _all_ranks(ranks: int) -> int:
@@ -684,16 +690,21 @@ def _dividing(accumulation: int, everyone: int, ranks: int) -> int:
     return accumulation * (ranks // gcd(ranks, accumulation * everyone))
 
 
-def _tell_of_memory(job: "Job", by_script: Wanted, needed: Wanted | None, *, is_replicated: bool) -> None:
-    """Say why there is nothing in the memory tier, where somebody might think so."""
+def _tell_of_memory(
+    job: "Job", by_script: Wanted, needed: Wanted | None, elsewhere: Sequence[Sequence[int]] | None
+) -> None:
+    """Say what `auto` has come to, and why; and why there is no memory tier, where somebody might miss it."""
     if job.identity.rank != 0:
         return
-    is_automatic = "auto" in (environment.MEMORY_TIER.get(), by_script.mode)
-    if is_automatic and needed is None and is_replicated and environment.RESTART.get() == 0:
-        say(
-            "memory tier: nothing is kept in memory, since each rank's state has a replica on another host "
-            "(another device, where there is one host): these save just in time."
-        )
+    if elsewhere is not None and environment.RESTART.get() == 0:
+        if needed is None:
+            say(
+                "memory tier: nothing is kept in memory, since each rank's state has a replica on another "
+                "host (another device, where there is one host): these save just in time."
+            )
+        elif job.memory is not None:
+            hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
+            say(f"memory tier: {replicas.in_words(elsewhere, hosts)} (--memory-tier auto).")
     if by_script.mode != memory_wanted.OFF and needed is not None and job.memory is None:
         job._reporter.warn(
             "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "

@@ -358,7 +358,9 @@ class Protection:
             store = job_store()
             timeline = hear_first(store, "timeline", self._identity.rank, timeline)
         self.snapshots = Snapshots(
-            snapshots.given(self._given.memory, self._given.whole, self._cut_among()),
+            snapshots.given(
+                self._given.memory, self._given.whole, self._cut_among(), self._arguments.replicas
+            ),
             identity=self._identity,
             timeline=timeline,
             host=self._host,

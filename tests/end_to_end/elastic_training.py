@@ -1,16 +1,19 @@
 """A training whose global batch is 24 samples with 4, 3 or 2 ranks, run by test_elastic.py.
 
 usage: elastic_training.py [--accumulation N] [--save-every N] [--stop-after STEP] [--stay RANKS:STEP ...]
-                           [--full]
+                           [--full] [--dies-with FILE]
 
 Each rank prints what it has had in each step, and a digest of all its state in the end. With --stay rank 0 of
-so many ranks stays behind this step, until it is ended. With --full no rank's state has a replica.
+so many ranks stays behind this step, until it is ended. With --full no rank's state has a replica. With
+--dies-with each rank is killed once the file is there, if it was not as the rank began.
 """
 
 import argparse
 import hashlib
 import os
+import signal
 import sys
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -34,17 +37,26 @@ def say(text: str) -> None:
     os.write(1, f"{text}\n".encode())
 
 
+def die_with(file: Path) -> None:
+    while not file.exists():
+        time.sleep(0.01)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
 parser = argparse.ArgumentParser()
 parser.add_argument("--full", action="store_true")
 parser.add_argument("--accumulation", type=int, default=3)
 parser.add_argument("--save-every", type=int)
 parser.add_argument("--stop-after", type=int, default=0)
 parser.add_argument("--stay", nargs="*", default=[])
+parser.add_argument("--dies-with", type=Path)
 args = parser.parse_args()
 
 torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
 dist.init_process_group("nccl")
 rank, world = dist.get_rank(), dist.get_world_size()
+if args.dies_with and not args.dies_with.exists():
+    threading.Thread(target=die_with, args=(args.dies_with,), daemon=True).start()
 torch.manual_seed(rank)
 body = nn.Sequential(nn.Linear(FEATURES, 16), nn.GELU(), nn.Dropout(0.1), nn.Linear(16, 1)).to("cuda")
 model: Any = fully_shard(body) if args.full else DistributedDataParallel(body)

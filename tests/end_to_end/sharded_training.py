@@ -76,7 +76,16 @@ def simple(model: nn.Module, optimizer: torch.optim.Optimizer, data_index: int) 
 
 def fsdp2() -> Training:
     """Two shards, two replicas of each; one layer can't be cut evenly."""
-    model, mesh = body(), mesh_of(replicate=2, shard=2)
+    return hybrid(mesh_of(replicate=2, shard=2))
+
+
+def side_by_side() -> Training:
+    """The same with replicas that follow each other: ranks 0 and 1, and 2 and 3."""
+    return hybrid(DeviceMesh("cuda", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
+
+
+def hybrid(mesh: DeviceMesh) -> Training:
+    model = body()
     for layer in model:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
@@ -208,7 +217,7 @@ def plain() -> Training:
 
 FORMS = {
     one.__name__: one
-    for one in (replicated, plain, fsdp2, full, narrow, fsdp1, tensor, pipeline, three, zero)
+    for one in (replicated, plain, fsdp2, side_by_side, full, narrow, fsdp1, tensor, pipeline, three, zero)
 }
 
 

@@ -167,12 +167,18 @@ def test_a_job_goes_on_with_fewer_hosts_and_grows_back(job: Job, tmp_path: Path)
     assert ends(printed) == ends(told) != []
 
 
+@pytest.mark.parametrize("tier", ["peer", "peer+optimizer", "sharded+parity=4"])
 def test_what_no_replica_has_goes_on_from_memory_with_fewer_hosts_and_grows_back(
-    job: Job, tmp_path: Path
+    job: Job, tmp_path: Path, tier: str
 ) -> None:
-    """The same where each rank alone has its part: what a lost host had is in another one's memory."""
-    training = ["--full", "--stay", "4:5", "3:9"]
-    start = partial(job.start, options=["--memory-tier", "peer"])
+    """The same where each rank alone has its part: what a lost host had is in another one's memory.
+
+    Or all have the same, of which each has a part in memory, and all are killed as the host is lost.
+    """
+    form = [] if tier.startswith("sharded") else ["--full"]
+    die = tmp_path / "die"
+    training = [*form, "--stay", "4:5", "3:9", "--dies-with", str(die)]
+    start = partial(job.start, options=["--memory-tier", tier])
     agents = [start(host, *training) for host in range(4)]
     printed = await_step(agents, 5)
 
@@ -180,6 +186,8 @@ def test_what_no_replica_has_goes_on_from_memory_with_fewer_hosts_and_grows_back
         return [event for event in read_events(tmp_path / "ckpt")[0] if event["event"] == name]
 
     job.launcher.wait_until(lambda: events("memory_safe") != [])
+    if not form:
+        die.touch()
     job.kill(3)
     printed += await_step(agents[:3], 9)
     printed += agents[3].communicate()[0]
@@ -188,6 +196,10 @@ def test_what_no_replica_has_goes_on_from_memory_with_fewer_hosts_and_grows_back
     printed += "".join(result.out for result in results)
     said = "".join(result.err for result in results)
     assert "to be cut anew for 3 ranks" in said
+    assert (events("memory_optimizer") != []) == tier.endswith("+optimizer")
+    assert "whole copies" not in said, "the host's steps are the device's bit for bit"
+    replicas = {event["restart"]: event for event in events("memory_placement")}
+    assert [len(replicas[start]["hosts"]) for start in range(3)] == [4, 3, 4]
     assert "was in memory, and was written to files from there" in results[0].err
     assert "the job goes on with 3 of 4 hosts" in results[0].err
     assert "the job goes on with all 4 hosts" in results[0].err
@@ -198,7 +210,7 @@ def test_what_no_replica_has_goes_on_from_memory_with_fewer_hosts_and_grows_back
 
     (tmp_path / "told").mkdir()
     pieces = [(4, from_memory), (3, 9), (4, STEPS)]
-    told = told_schedule(Launcher(tmp_path / "told"), pieces, "--full")
+    told = told_schedule(Launcher(tmp_path / "told"), pieces, *form)
     steps = by_so_many(curve(printed), pieces)
     check_samples(steps)
     assert steps == curve(told)

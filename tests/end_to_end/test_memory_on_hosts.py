@@ -175,6 +175,33 @@ def test_a_lost_host_comes_back_from_parts_where_no_host_has_room_for_a_copy(
     assert list(spill.iterdir()) == [], "what was there had no name"
 
 
+def test_auto_sends_what_no_other_host_holds_and_of_the_rest_what_replicas_lack(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ranks 0 and 1 are replicas on two hosts; 2 and 3, on a third one, are of each other."""
+    monkeypatch.setenv("WIDTH", "1536")  # several chunks
+    job.form = "side_by_side"
+    expected = undisturbed(job.launcher, job.form)
+    ranks = (1, 1, 2)
+    for host, count in enumerate(ranks):
+        every = ["--memory-every", "1", "--nproc-per-node", str(count)]
+        job.start(host, *every, count=3, tier="auto")
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    job.start(2, "--nproc-per-node", "2", count=3, tier="auto")
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert (
+        "memory tier: no other host holds what ranks 2, 3 hold: it is kept in host memory, and sent to one. "
+        "Ranks 0, 1 keep the same steps, but only what their replicas on another host do not hold is sent"
+    ) in said
+    placed = [one["kept_by"] for one in job.events("memory_placement")[0]["hosts"]]  # type: ignore[attr-defined]
+    assert placed == [[0, 1], [1, 0], [2, 0]], "rank 1's copy is where its replica is"
+    first = job.events("memory_safe")[0]
+    assert int(str(first["sent"])) < int(str(first["bytes"])) / 4
+
+
 def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
     """Most of a step is the pause in it, in which no rank uses the network."""
     job.may_end.touch()

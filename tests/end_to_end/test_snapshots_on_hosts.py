@@ -4,7 +4,7 @@ import os
 import re
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -41,14 +41,22 @@ def memory(launcher: Launcher) -> Iterator[Path]:
 class HostsJob(Job):
     """Two hosts of a rank each, with directories of their own, that go as far as they are let."""
 
-    def __init__(self, launcher: Launcher, hosts: Namespaces, memory: Path, *words: str) -> None:
+    def __init__(
+        self,
+        launcher: Launcher,
+        hosts: Namespaces,
+        memory: Path,
+        *words: str,
+        meet: Sequence[str] = MEET,
+        held: Sequence[str] = ("--snapshot-every", str(EVERY)),
+    ) -> None:
         self.launcher, self.folder, self._memory = launcher, memory / "0", memory
         script = launcher.script(SCRIPT.replace("LOADERS", "0"))
         self.go_to(0)
         program = criu_of_this_machine().program
         command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1", f"{environment.CRIU.name}={program}"]
-        command += [*JITCKPT, "run", *MEET, "--nproc-per-node", "1", "--device", "softgpu"]
-        command += ["--mode", "transparent", "--snapshot-every", str(EVERY), "--warm-spares", "0", *words]
+        command += [*JITCKPT, "run", *meet, "--nproc-per-node", "1", "--device", "softgpu"]
+        command += ["--mode", "transparent", *held, "--warm-spares", "0", *words]
         self._hosts = hosts
         self._commands = [
             [*command, "--node-rank", str(host), "--checkpoint-dir", str(memory / str(host)), script]

@@ -338,7 +338,7 @@ def test_a_job_that_can_not_be_suspended_says_so_and_runs_on(
     ("words", "said"),
     [
         (["--mode", "user"], "--suspendable: only --mode transparent"),
-        (["--mode", "transparent", *TWO_HOSTS], "--suspendable: not yet with several hosts"),
+        (["--mode", "transparent", *TWO_HOSTS, "--broken-device", "move"], "on several hosts not yet with"),
         (["--mode", "transparent", "--nnodes", "1"], "--suspendable needs --checkpoint-dir"),
     ],
 )

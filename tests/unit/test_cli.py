@@ -106,14 +106,6 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "--min-hosts: in transparent mode a job keeps its number of ranks",
         ),
         (
-            ["run", "--nnodes", "4", *MEETS, "--min-hosts", "3", "--memory-tier", "sharded", __file__],
-            "--min-hosts goes with --memory-tier auto, peer=M or parity=D, not with sharded or +optimizer",
-        ),
-        (
-            ["run", "--nnodes", "4", *MEETS, "--min-hosts", "3", "--memory-tier", "peer+optimizer", __file__],
-            "--min-hosts goes with --memory-tier auto, peer=M or parity=D, not with sharded or +optimizer",
-        ),
-        (
             ["run", "--nnodes=4", "--rdzv-id=a", "--coordination=etcd://h:1", "--min-hosts=3", __file__],
             "--min-hosts: not with --coordination",
         ),

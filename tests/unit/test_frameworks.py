@@ -16,7 +16,7 @@ from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
 from jitckpt.encoding import tree_codec
-from jitckpt.frameworks import held_back, read_ahead
+from jitckpt.frameworks import held_back, read_ahead, transformers
 from jitckpt.frameworks.held_back import HeldBack
 from jitckpt.system.imports import when_imported
 
@@ -66,6 +66,34 @@ def test_a_generator_that_is_made_late_comes_back() -> None:
     generators = Generators(DataLoader(range(6), sampler=again))  # type: ignore[arg-type]
     generators.restore(tree_codec.decode(saved.tree, saved.tensors))
     assert list(again) == expected
+
+
+class Told(Sampler[int]):
+    """As one that somebody has told an epoch, which so has a number that it is not built with."""
+
+    def __iter__(self) -> Iterator[int]:
+        yield from torch.randperm(6).tolist()
+
+    def __len__(self) -> int:
+        return 6
+
+
+def test_a_number_that_a_sampler_is_not_built_with_comes_back() -> None:
+    first = Told()
+    vars(first)["told"] = 1
+    saved = Generators(DataLoader(range(6), sampler=first)).capture()  # type: ignore[arg-type]
+    again = Told()
+    Generators(DataLoader(range(6), sampler=again)).restore(  # type: ignore[arg-type]
+        tree_codec.decode(saved.tree, saved.tensors)
+    )
+    assert vars(again)["told"] == 1
+
+
+def test_what_a_trainer_of_the_scripts_own_keeps_is_named_at_the_start() -> None:
+    theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
+    own = type("Averaging", (theirs,), {"__module__": "__main__"})
+    assert "itself keeps" not in transformers._left_out(theirs())
+    assert "and what Averaging itself keeps in attributes" in transformers._left_out(own())
 
 
 class Noisy(Dataset[torch.Tensor]):

@@ -78,16 +78,21 @@ def test_the_events_tell_what_is_in_parts() -> None:
     assert spread.chances["day"] == pytest.approx(alive**2), "without the first host, but with both others"
 
 
+@pytest.mark.parametrize("most", [1, 2])
 @pytest.mark.parametrize("groups", [[[0, 1, 2]], [[0, 1, 2], [3, 4, 5, 6]]])
-def test_of_parity_each_group_may_lose_one(groups: Sequence[Collection[int]]) -> None:
+def test_of_parity_each_group_may_lose_one_and_as_many_more_as_there_are_copies(
+    groups: Sequence[Collection[int]], most: int
+) -> None:
     host = Weibull.of_mean(1000.0)
     hosts = sum(map(len, groups))
 
     def is_there(lost: set[int]) -> bool:
-        return all(len(lost & set(group)) <= 1 for group in groups)
+        return all(len(lost & set(group)) <= most for group in groups)
 
     counted = by_all_sets(host, hosts, 300.0, is_there)
-    assert chance(host, hosts, [range(hosts)] * hosts, groups, 300.0) == pytest.approx(counted)
+    kept_by = [range(hosts)] * hosts
+    found = chance(host, hosts, kept_by, groups, 300.0, parity_losses=most)
+    assert found == pytest.approx(counted)
 
 
 def test_a_state_that_no_host_of_the_job_has_does_not_survive() -> None:

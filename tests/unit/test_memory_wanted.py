@@ -74,9 +74,37 @@ def test_what_replicas_hold_alike_may_be_cut_before_it_is_protected(text: str, w
     assert tier(text) == wanted
 
 
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("peer+parity", Wanted("parity", 4, beside=1)),
+        ("peer=3+parity=6", Wanted("parity", 6, beside=2)),
+        ("sharded+peer=2+parity=5", Wanted("parity", 5, beside=1, sharded=True)),
+    ],
+)
+def test_copies_and_parity_go_together(text: str, wanted: Wanted) -> None:
+    assert tier(text) == wanted
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("peer=1+parity=4", "parity goes with peer=M with M from 2 on"),
+        ("parity+parity", "parity goes with peer=M"),
+        ("auto+parity", "parity goes with peer=M"),
+        ("peer=3+parity=4", "with 3 copies parity needs groups of 5 hosts or more: .* take peer=4"),
+        ("peer+parity+optimizer", r"\+optimizer goes with peer=M"),
+        ("+parity", "is none of auto"),
+    ],
+)
+def test_copies_and_parity_that_gain_nothing_are_refused(text: str, says: str) -> None:
+    with pytest.raises(InvalidInput, match=says):
+        tier(text)
+
+
 @pytest.mark.parametrize("text", ["sharded=2", "sharded+", "sharded+auto", "sharded+sharded", "peer+sharded"])
 def test_what_can_not_be_cut_is_refused(text: str) -> None:
-    with pytest.raises(InvalidInput, match=r"is none of auto, .*, sharded, sharded\+peer=M and sharded"):
+    with pytest.raises(InvalidInput, match=r"is none of auto, .*, sharded, sharded\+ and one of these"):
         tier(text)
 
 

@@ -3,17 +3,22 @@
 import os
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
+from test_assembly import TENSORS, part, sealed
 from test_protection import Agents
 
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
-from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.decisions.memory_wanted import tier
 from jitckpt.events import EventLog
 from jitckpt.formats import whole_step
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves.layout import Identity
+from jitckpt.tiers import host_memory, shard
 
 JOB = "job"
 
@@ -33,8 +38,7 @@ class Elastic(Agents):
 
     def come(self) -> None:
         """Have one more host meet the others."""
-        wanted = Wanted(self.mode, self.copies, limit=1 << 30)
-        self.tiers.append(MemoryTier(wanted, f"{self.job} {self.count}", EventLog()))
+        self.tiers.append(MemoryTier(self.tiers[0].wanted, f"{self.job} {self.count}", EventLog()))
         self.count += 1
         self.meet()
 
@@ -204,3 +208,79 @@ def test_what_can_not_be_written_stays_in_memory_and_is_said(agents: Elastic) ->
     assert all(f"could not be written to {agents.files}" in text for text in agents.warnings())
     assert len(agents.warnings()) == 3
     assert (0, 1) in agents.held(0)
+
+
+class Replicas(Elastic):
+    """All ranks hold the same, which is cut among them."""
+
+    def start_with(self, text: str) -> None:
+        self.tiers = [MemoryTier(tier(text), self.job, EventLog()) for _ in range(self.count)]
+        self.meet()
+
+    def put(self, rank: int, step: int, data: bytes = b"") -> None:
+        memory = self.tiers[rank].memory
+        host_memory.put_word(memory.of(rank), host_memory.READY, 1)
+        one = part(rank, step, ranks=tuple(range(self.count)))
+        index = replace(
+            shard.parse_index(one.index, one.seal),
+            identity=Identity(JOB, "fingerprint", self.count, rank, 0, 1),
+            document={"local": {"trees": {"rank": rank}}},
+        )
+        memory.put(sealed(index, one.window, one.slot))
+
+    def check(self, step: int, ranks: int) -> None:
+        """See that files have the state once, bit for bit, and of each rank what that alone knew."""
+        found = {(one.kind, one.rank): folders.read(one) for one in folders.find(self.files)}
+        assert sorted(found) == [*(("local", rank) for rank in range(1, ranks)), ("rank", 0)]
+        assert all(folders.verify(one) is None for one in folders.find(self.files))
+        for (kind, rank), state in found.items():
+            assert state.document == {"local": {"trees": {"rank": rank}}}
+            assert torch.equal(state.tensors.pop("own"), torch.full((3,), rank))
+            expected = TENSORS if kind == "rank" else {}
+            assert state.tensors.keys() == expected.keys()
+            assert all(torch.equal(state.tensors[name], of + (step - 4)) for name, of in expected.items())
+        (saved,) = whole_step.find(self.files)
+        assert saved.step == step
+
+
+@pytest.fixture
+def replicas(tmp_path: Path) -> Iterator[Replicas]:
+    found = Replicas(str(tmp_path), 4)
+    found.files = tmp_path / "files"
+    folders.open_directory(found.files, JOB)
+    yield found
+    found.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "lost"), [("sharded+parity=4", (0,)), ("sharded+parity=4", (2,)), ("sharded+peer=3", (0, 3))]
+)
+def test_what_is_cut_among_replicas_is_put_together_and_written_once(
+    replicas: Replicas, text: str, lost: tuple[int, ...]
+) -> None:
+    replicas.start_with(text)
+    replicas.make(4, 5)
+    replicas.lose(*lost)
+    assert replicas.write() == [5] * (4 - len(lost))
+    replicas.check(5, ranks=4)
+    assert replicas.warnings() == []
+    replicas.make(6)  # cut among those that are there, and nothing of before is in the way
+    assert all((rank, 6) in replicas.held(rank) for rank in range(4 - len(lost)))
+
+
+def test_a_part_that_is_damaged_is_decoded(replicas: Replicas) -> None:
+    replicas.start_with("sharded+parity=4")
+    replicas.make(4)
+    memoryview(replicas.tiers[1].memory.shard(1, 4, "first").window)[0] ^= 1
+    replicas.come()
+    assert replicas.write() == [4] * 5
+    replicas.check(4, ranks=4)
+    assert any("a copy of ranks 0, 1, 2, 3's state is passed over" in text for text in replicas.warnings())
+
+
+def test_without_all_parts_of_a_cut_state_nothing_of_it_is_written(replicas: Replicas) -> None:
+    replicas.start_with("sharded")
+    replicas.make(4)
+    replicas.lose(3)
+    assert replicas.write() == [0, 0, 0]
+    assert folders.find(replicas.files) == []

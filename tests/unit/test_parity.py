@@ -2,6 +2,8 @@
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +13,14 @@ from hypothesis import strategies as st
 from test_host_memory import made
 from test_protection import Agents, until
 
+from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.cli.inspect import memory_table
 from jitckpt.decisions.decoding import decodable
-from jitckpt.decisions.redundancy import layout, survives
+from jitckpt.decisions.memory_wanted import tier
+from jitckpt.decisions.redundancy import keepers, layout, survives
 from jitckpt.decisions.sources import NOBODY, Kind, Parity, Source, decide
 from jitckpt.errors import SaveError
+from jitckpt.events import EventLog
 from jitckpt.reports import memory_inspection
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, parity, shard
@@ -24,6 +29,7 @@ from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.wire.hosts import Host
 
 HOSTS = 4
+ALL = bool(os.environ.get("JITCKPT_ALL_LOSSES"))
 # Chunks of the ranks' shards: unequal, one of them less than a chunk, one with a short end.
 SIZES = (2.5, 0.01, 7, 4)
 
@@ -302,25 +308,113 @@ def test_the_keeper_holds_parities_too(tmp_path: Path) -> None:
 @given(st.integers(3, 6), st.data())
 def test_what_is_decided_is_what_survives(members: int, data: st.DataObject) -> None:
     """The policy finds a step exactly where the planner's pure function says that it is still there."""
+    copies = data.draw(st.integers(0, members - 3))
     group = tuple(data.draw(st.sampled_from([member, NOBODY])) for member in range(members))
     lost = data.draw(st.sets(st.integers(0, members - 1), max_size=3))
     sources = [
-        Source(rank, 5, Kind.OWN_MEMORY, "a", host)
-        for host, rank in enumerate(group)
+        Source(rank, 5, Kind.OWN_MEMORY if host == place else Kind.PEER_MEMORY, "a", host)
+        for place, rank in enumerate(group)
+        for host in keepers(members, place, copies)
         if rank != NOBODY and host not in lost
     ]
-    there = [Parity(group, host, 5, "a", host, 10) for host in range(members) if host not in lost]
+    there = [Parity(group, host, 5, "a", host, 10, copies) for host in range(members) if host not in lost]
     found = [*sources, *decodable(sources, there)]
     ranks = [rank for rank in group if rank != NOBODY]
+    nowhere = set(ranks) - {one.rank for one in sources}
     plan = decide(ranks, found)
-    if survives(layout(members, parity=True), lost) and ranks:
+    if survives(layout(members, copies, parity=True), lost) and ranks:
         assert plan is not None
-        assert {rank for rank, one in plan.sources.items() if one.kind == Kind.PARITY} == lost & set(ranks)
+        assert {rank for rank, one in plan.sources.items() if one.kind == Kind.PARITY} == nowhere
         failed = [piece for one in plan.sources.values() for piece in one.made_of[:1]]
         if failed:
             assert decide(ranks, found, failed) is None
-    elif len(lost & set(ranks)) > 1:
+    elif len(nowhere) > 1 and copies == 0:
         assert plan is None
+
+
+class Both(Agents):
+    """Five agents: each state is on one other host, too, and has parity over all five."""
+
+    def start(self) -> None:
+        both = replace(tier(f"peer=2+parity={self.count}"), limit=1 << 30)
+        self.tiers = [MemoryTier(both, self.job, EventLog()) for _ in range(self.count)]
+        self.meet()
+
+    def put(self, rank: int, step: int, data: bytes = b"") -> None:
+        super().put(rank, step, bytes([rank, step, 77]) * (shard.CHUNK // 2))
+
+
+@pytest.fixture
+def both(tmp_path: Path) -> Iterator[Both]:
+    found = Both(str(tmp_path), 5)
+    found.start()
+    yield found
+    found.close()
+
+
+def test_of_five_hosts_with_a_copy_and_parity_any_two_may_be_lost(both: Both) -> None:
+    """Those next to each other, too: of the first what is left is under the parity of the other three."""
+
+    def bytes_of(rank: int, step: int) -> bytes:
+        _, state = host_memory.read(both.tiers[rank].memory.of(rank), step)
+        return bytes(state.tensors["big"].numpy().tobytes())
+
+    losses = [(0, 1), (4, 0), (1, 3)] if not ALL else [*combinations(range(5), 2)]
+    for step, lost in enumerate(losses, 1):
+        for rank in range(5):
+            both.put(rank, step)
+        both.until_safe(step)
+        made = [bytes_of(rank, step) for rank in range(5)]
+        held = {(rank, newest) for rank, newest in both.held(2) if newest == step}
+        assert held == {(2, step), (1, step)}, "its own and the one before it"
+        assert both.protections[0].step_that_stays(lost) == step
+        assert both.protections[0].step_that_stays((*lost, 2)) is None
+        for host in lost:
+            lose(both, host)
+        gather(both)
+        assert [bytes_of(rank, step) for rank in range(5)] == made, lost
+        decoded = f"rank {lost[0]} from parity in other hosts' memory" in reason(both, lost[0])
+        assert decoded == (lost in {(0, 1), (1, 2), (2, 3), (3, 4), (4, 0)})
+
+
+def test_of_two_lost_hosts_a_copy_is_written_by_the_host_that_has_it(both: Both) -> None:
+    for rank in range(5):
+        both.put(rank, 1)
+    both.until_safe(1)
+    for host in (0, 3, 4):
+        here, nowhere = both.protections[host].ranks_of([1, 2])
+        assert here == ({2} if host == 3 else set())
+        assert nowhere == {1}, "from parity nothing is decoded as the job ends"
+
+
+def test_a_host_takes_neither_anothers_copy_nor_cell(both: Both) -> None:
+    peer = PeerParity(both.hosts[0], 3)
+    both.put(0, 1)
+    one = both.tiers[0].memory.shard(0, 1, "first")
+    with pytest.raises(SaveError, match="Rank 0's state is not for this host to keep"):
+        peer.put(one)
+    member = ParityMember(one.slot, one.seal, one.index)
+    with pytest.raises(SaveError, match="is not for this host to keep"):
+        peer.add(ParityPiece(0, Stripe((0, 1, 2, 3, 4), 3), member, 0), one.window)
+    with pytest.raises(SaveError, match="No group of hosts has a parity 3 beside 4 copies"):
+        peer.parity_index(Stripe((0, 1, 2, 3, 4), 3, 4), 1, "first")
+
+
+def test_too_few_hosts_for_copies_and_parity_have_copies_alone(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    few = Both(str(tmp_path), 5)
+    few.start()
+    few.tiers.pop().close(end=True)
+    few.tiers.pop().close(end=True)
+    few.count = 3
+    few.meet()
+    for rank in range(3):
+        few.put(rank, 1)
+    few.until_safe(1)
+    assert [few.held(host) for host in range(3)] == [{(0, 1), (1, 1), (2, 1)}] * 3
+    assert "parity needs 4 hosts, and 3 are here; until more come, 3 hosts have" in capsys.readouterr().err
+    few.close()
 
 
 def test_what_is_inspected_tells_parity_from_shards(agents: Agents) -> None:

@@ -9,10 +9,12 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.followed_snapshots import Place
 from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots, contents, empty, fill
+from jitckpt.agent.migration.suspended_job import SuspendedJob
 from jitckpt.decisions.transparent import validation
 from jitckpt.events import EventLog
 from jitckpt.hosts.store_server import store_at
@@ -126,8 +128,10 @@ def test_a_snapshot_that_may_have_a_wrong_result_is_dropped(
     write(shelf, 7)
     mover: Any = None  # which is not asked
     dumps = HostDumps(mover, [0, 1], shelf, EventLog(), place=place, barrier=None)
-    snapshots = ProcessSnapshots(dumps, EventLog(), every=60, say=lambda text: None, gone_back_to=7)
+    here = Place(SuspendedJob([], [], ""))
+    snapshots = ProcessSnapshots(dumps, here, EventLog(), every=60, say=lambda text: None, gone_back_to=7)
     snapshots.note("switched_off", {"text": validation.told("it differs", relied)})
     assert shelf.step == left
     assert snapshots.next_look is None
+    snapshots.close()
     place.close()

@@ -1,25 +1,33 @@
 """What hosts say to each other for a snapshot: it is whole on all of them, or none has it and all go on."""
 
 import itertools
+import socket
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from math import inf
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots, Place
 from jitckpt.agent.migration.move import MoveError
 from jitckpt.agent.migration.shelf import Shelf, Size
-from jitckpt.agent.migration.snapshots import FollowedSnapshots, ProcessSnapshots
+from jitckpt.agent.migration.snapshots import ProcessSnapshots
+from jitckpt.agent.migration.suspended_job import SuspendedJob, found
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
 from jitckpt.hosts.store_server import store_at
+from jitckpt.system import datagrams
+from jitckpt.system.job_socket import Caller
 from jitckpt.system.resting_place import Guest, RestingPlace
 from jitckpt.wire import agents
+from jitckpt.wire.commands import FROM_LAUNCHER, Suspend
 from jitckpt.wire.environment import REST
 
 HOSTS = 3
+COMMAND = SuspendedJob(["--nnodes", "3"], ["train.py"], "/work")
 
 
 @dataclass
@@ -44,7 +52,8 @@ class Dumps:
     """What a host writes: a file in place of processes."""
 
     def __init__(self, folder: Path, relay: Relay) -> None:
-        folder.mkdir()
+        folder = folder / f"host-{folder.name}"
+        folder.mkdir(parents=True)
         self.mover, self.place = Mover(relay), RestingPlace(1)
         self.shelf = Shelf(folder, {}, several="mark")
         self.guest = Guest(self.place.of(0)[REST.name])
@@ -52,7 +61,7 @@ class Dumps:
         self.never = self.not_now = self.fails = ""
         self.disk_fails = False
         self.draft: Any = None
-        self.dropped = 0
+        self.dropped = self.has_put = 0
 
     def why_never(self) -> str:
         return self.never
@@ -72,6 +81,7 @@ class Dumps:
             draft.path.rmdir()  # nothing can be written there
         self.shelf.put(draft, plan, done)
         self.shelf.settle()
+        self.has_put += 1
 
     def drop(self) -> None:
         self.place.want(0)
@@ -105,7 +115,8 @@ class Wire:
 class Job:
     """All hosts of one."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, every: float = 60) -> None:
+        self.folder = folder
         self.store = store_at("127.0.0.1")
         self.now = 1000.0
         monkeypatch.setattr(time, "monotonic", lambda: self.now)
@@ -117,10 +128,19 @@ class Job:
         wires: list[Any] = [Wire(host, self.said) for host in range(HOSTS)]
         anything: list[Any] = self.dumps
         self.log, self.told = EventLog(), list[str]()
+        places = [Place(COMMAND, host, HOSTS) for host in range(HOSTS)]
         self.leader = ProcessSnapshots(
-            anything[0], self.log, every=60, say=self.told.append, gone_back_to=None, hosts=wires[0]
+            anything[0],
+            places[0],
+            self.log,
+            every=every,
+            say=self.told.append,
+            gone_back_to=None,
+            hosts=wires[0],
         )
-        self.followers = [FollowedSnapshots(anything[host], wires[host]) for host in range(1, HOSTS)]
+        self.followers = [
+            FollowedSnapshots(anything[host], places[host], wires[host]) for host in range(1, HOSTS)
+        ]
         self.went_on = 0
 
     def deliver(self, silent: int = -1) -> None:
@@ -165,7 +185,24 @@ class Job:
 def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
     made = Job(tmp_path, monkeypatch)
     yield made
-    for one in made.dumps:
+    end(made)
+
+
+@pytest.fixture
+def suspendable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    """Of this job snapshots are made only if it is to be suspended."""
+    made = Job(tmp_path, monkeypatch, every=inf)
+    all_begin(made, 9, 9, 9)
+    made.leader.note("validated", {})
+    assert (made.said, made.leader.next_look) == ([], None)
+    yield made
+    end(made)
+
+
+def end(job: Job) -> None:
+    for part in (job.leader, *job.followers):
+        part.close()
+    for one in job.dumps:
         one.guest.close()
         one.place.close()
 
@@ -332,3 +369,98 @@ def test_a_disk_that_takes_no_end_is_named(job: Job) -> None:
 def test_nobody_but_the_first_host_leads(job: Job) -> None:
     with pytest.raises(KeyError, match="host 2 does not lead"):
         job.followers[0].hear_host(Arrived(2, agents.DumpRanks("name", 7)))
+
+
+# Suspended as a whole.
+
+
+class Asker:
+    """A command that asks a host's launcher to suspend the job."""
+
+    def __init__(self, job: Job, host: int, to: str = "") -> None:
+        self._own, self._theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._own.setblocking(False)
+        parts = [job.leader, *job.followers]
+        parts[host]._asked(Caller(self._theirs), Suspend(to))
+        job.deliver()
+        job.leader.look()
+        job.deliver()
+
+    def hears(self) -> list[tuple[str, int | None]]:
+        heard = list[tuple[str, int | None]]()
+        while True:
+            try:
+                told = datagrams.receive(self._own, FROM_LAUNCHER)
+            except BlockingIOError:
+                return heard
+            assert told is not None
+            heard.append((told[0].text, told[0].status))
+
+
+def suspended(job: Job) -> list[bool]:
+    return [part.suspended for part in (job.leader, *job.followers)]
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+def test_a_job_is_suspended_on_all_hosts_whichever_is_asked(suspendable: Job, host: int) -> None:
+    job, asker = suspendable, Asker(suspendable, host)
+    assert asker.hears() == [("It is suspended once all ranks have ended step 12.", None)]
+    job.rest()
+    assert (suspended(job), job.went_on, job.steps) == ([True] * 3, 0, [[12]] * 3)
+    ((text, status),) = asker.hears()
+    assert (status, "the job is suspended after step 12" in text) == (0, True)
+    assert len(job.events("suspended")) == 1
+    for one in range(HOSTS):
+        left = found(job.folder / str(one))
+        assert list(left) == [one]
+        assert (left[one].options, left[one].script, left[one].step) == (["--nnodes", "3"], ["train.py"], 12)
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+@pytest.mark.parametrize("fails", ["fails", "disk_fails", "not_now"])
+def test_where_one_host_can_not_the_job_is_suspended_on_none(suspendable: Job, host: int, fails: str) -> None:
+    job = suspendable
+    setattr(job.dumps[host], fails, "It is full.")
+    asker = Asker(job, 1)
+    if fails != "not_now":
+        job.rest()
+    assert (suspended(job), job.steps) == ([False] * 3, [[]] * 3)
+    assert job.went_on == (fails != "not_now"), "nobody is held for ever"
+    text, status = asker.hears()[-1]
+    assert (status, text[:27]) == (1, "The job was not suspended: ")
+    assert job.told == [text]
+    assert [found(job.folder / str(one)) for one in range(HOSTS)] == [{}] * 3
+    setattr(job.dumps[host], fails, "")
+    again = Asker(job, 2)
+    job.rest()
+    assert (suspended(job), again.hears()[-1][1]) == ([True] * 3, 0)
+
+
+def test_the_end_of_a_host_is_no_failure_once_the_job_is_suspended(suspendable: Job) -> None:
+    """Host 1 has heard it and ends, before host 2 hears that all wait for the end; host 0 is lost before."""
+    job = suspendable
+    asker = Asker(job, 0)
+    asker.hears()
+    job.leader.carry_out(lambda: pytest.fail("they do not go on"))
+    assert not any(part.lose_host(2) for part in (job.leader, *job.followers)), "not yet"
+    while not any(isinstance(message, agents.EndAwaited) for _, _, message, _ in job.said):
+        if not job.said:
+            job.leader.look()
+        by, to, message, data = job.said.pop(0)
+        every: list[Any] = [job.leader, *job.followers]
+        every[to].hear_host(Arrived(by, message, data))
+    assert job.followers[0].lose_host(2)
+    assert job.followers[0].suspended
+    assert not job.leader.suspended, "the others have not all said that they wait for it"
+    assert job.leader.lose_host(1)
+    assert job.leader.lose_host(2)
+    assert job.leader.suspended
+
+
+def test_what_is_asked_twice_or_elsewhere_is_refused(suspendable: Job) -> None:
+    job = suspendable
+    assert Asker(job, 0, "/elsewhere").hears()[0][1] == 1
+    first, second = Asker(job, 1), Asker(job, 1)
+    assert second.hears() == [("It is to be suspended already.", 1)]
+    job.rest()
+    assert first.hears()[-1][1] == 0

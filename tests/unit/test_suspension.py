@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jitckpt.agent.migration import image_folder
+from jitckpt.agent.migration.callers import Callers
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder
-from jitckpt.agent.migration.suspending import Suspending
 from jitckpt.decisions.transparent.suspension import (
     CannotSuspend,
     Suspension,
@@ -150,7 +150,7 @@ def test_a_launcher_says_what_it_does_not_understand_and_lives_on(nonsense: byte
     with ours, theirs:
         theirs.send(nonsense)
         nobody: Any = None
-        Suspending._hear(nobody, Caller(ours))
+        Callers._hear(nobody, Caller(ours))
         heard = datagrams.receive(theirs, FROM_LAUNCHER)
         assert heard is not None
         assert heard[0].text.startswith("The launcher does not understand what it is asked: ")

@@ -1,11 +1,12 @@
 """What a launcher has of its job's snapshots of processes, over all starts of the ranks."""
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.migration import going_back
+from jitckpt.agent.migration import going_back, suspended_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.shelf import HOST, ProcessSnapshot, Shelf, left, of_hosts
@@ -31,13 +32,15 @@ class KeptSnapshots:
         *,
         hold: Callable[[Path], str | None],
         whose: Callable[[Place], Mapping[str, Any]],
+        needed: bool = False,
     ) -> None:
         """hold: takes a folder for this launcher (saves/directory_lock.py).
 
-        whose: of what those are that the job goes on from, if this host has that place.
+        whose: of what those are that the job goes on from, if this host has that place. needed: the job does
+        not begin anew.
         """
         self._directory, self._criu, self._log = directory, found, log
-        self._hold_folder, self._whose = hold, whose
+        self._hold_folder, self._whose, self._needed = hold, whose, needed
         self.mark = ""  # by which all processes of the job are found
         self.shelf: Shelf | None = None
 
@@ -93,7 +96,7 @@ class KeptSnapshots:
             text = "not all hosts have the same snapshot"
             self._log.write("not_gone_back", step=0, text=text)
             if self._log.leading:
-                say(f"the job begins anew: {text}.")
+                say(f"{text}." if self._needed else f"the job begins anew: {text}.")
 
     def go_back(
         self,
@@ -106,7 +109,8 @@ class KeptSnapshots:
         """Make all ranks again from the newest one, if there is any, before another start.
 
         store: a new one, for their job. fired: rehearsed failures that have happened by now. is_first: this
-        launcher has started no ranks yet. together: with the other hosts.
+        launcher has started no ranks yet. together: with the other hosts. Raises HostsError if there is none
+        and the job does not begin anew.
         """
         shelf = self.shelf
         if shelf is None:
@@ -125,26 +129,45 @@ class KeptSnapshots:
                 if is_first and again is not None and self._log.leading:
                     made = datetime.fromtimestamp(again.plan["made"]).isoformat(sep=" ", timespec="seconds")
                     say(f"goes on from the snapshot of step {snapshot.step}, made at {made}.")
+                self._begin(shelf)
                 return again
             if again is not None:
                 again.undo()
             self._pass_over(shelf, snapshot, why)
+        if is_first and self._needed:
+            raise HostsError(
+                f"There is no snapshot in {shelf.directory} that the job can go on from, so it does not "
+                "begin (--from-snapshot)."
+            )
+        self._begin(shelf)
         return None
+
+    def _begin(self, shelf: Shelf) -> None:
+        """The ranks start: the job is not suspended any more."""
+        self._needed = False
+        with contextlib.suppress(OSError):
+            suspended_job.forget(shelf.directory)
 
     def _pass_over(self, shelf: Shelf, snapshot: ProcessSnapshot, why: str) -> None:
         self._log.write("not_gone_back", step=snapshot.step, text=why)
         shelf.pass_over(snapshot)
         older = shelf.newest
-        then = "The job begins anew." if older is None else f"That after step {older.step} is tried."
+        last = "There is no other." if self._needed else "The job begins anew."
+        then = last if older is None else f"That after step {older.step} is tried."
         if self._log.leading:
             say(f"the snapshot after step {snapshot.step} is of no use: {why} {then}")
 
-    def close(self, *, succeeded: bool) -> None:
+    def close(self, *, succeeded: bool, suspended: bool = False) -> None:
         """The job has ended, or goes on without this host. Unless it has succeeded, all of them stay."""
         if self.shelf is None:
             return
         self.shelf.settle()
         if succeeded:
             self.shelf.forget()
-        elif (newest := self.shelf.newest) is not None:
+        elif (newest := self.shelf.newest) is not None and suspended:
+            say(
+                f"the job is suspended after step {newest.step}: `jitckpt resume {self._directory}`, or the "
+                "same command, has it go on; on several hosts, on each."
+            )
+        elif newest is not None:
             say(f"the snapshot after step {newest.step} stays: the same command goes on from it.")

@@ -2,29 +2,27 @@
 
 A snapshot is what a suspended job is (suspending.py), but that the processes run on. The first host asks for
 it; all hosts write their ranks' processes at the same time, and put them on their disks while the training
-goes on (shelf.py). It is of use once it is whole on all of them. Whoever calls this is the supervisor's
-thread.
+goes on (shelf.py). It is of use once it is whole on all of them. Where the job is to be suspended the ranks
+are held until then, and do not go on. Whoever calls this is the supervisor's thread.
 """
 
 import secrets
-import selectors
 import time
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
-from functools import partial
 from math import inf
 from queue import SimpleQueue
 from typing import Any, Literal
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
+from jitckpt.agent.migration.callers import STATUS_FAILED
+from jitckpt.agent.migration.followed_snapshots import DONE, FAILURES, HostPart, Place
 from jitckpt.agent.migration.host_dumps import DUMPS, HostDumps
 from jitckpt.agent.migration.move import LIMIT, MoveError
 from jitckpt.agent.migration.shelf import Size
-from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
 from jitckpt.agent.proxies.control import LEADER
-from jitckpt.bindings.criu import CriuError
+from jitckpt.console import show_size
 from jitckpt.decisions.transparent import suspension, validation
 from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
@@ -36,100 +34,19 @@ PROVEN = ("validated", "state_stays", "state_in_images")  # events by which a mi
 ANSWER_SECONDS = 30.0  # in which another host says how far its ranks are
 PUT_SECONDS = 600.0  # until it is said that a disk takes no end
 LOOK_SECONDS = 0.05  # between two looks whether this host's part is on its disk
-FAILURES = (MoveError, CriuError, StoreError, OSError, RuntimeError)
 
 # Nothing is under way; others are asked whether it can be done, then told of the step; all come there;
-# their processes are written; what is written is put on the disks.
-Phase = Literal["idle", "checking", "asking", "telling", "coming", "writing", "putting"]
+# their processes are written; what is written is put on the disks; the job is suspended, and others hear it.
+Phase = Literal["idle", "checking", "asking", "telling", "coming", "writing", "putting", "ending"]
 
 
-class _HostPart:
-    """What both the first host and the others are to their proxies."""
-
-    next_look: float | None = None
-
-    def __init__(self, dumps: HostDumps) -> None:
-        self._dumps = dumps
-
-    def look(self) -> None:
-        """Nothing depends on the time."""
-
-    def watch(self, selector: selectors.BaseSelector) -> None:
-        """Nobody speaks to it but the other hosts."""
-
-    def close(self) -> None:
-        """The ranks have ended."""
-        self._dumps.drop()
-
-
-class FollowedSnapshots(_HostPart):
-    """On a host that is not the first: does what that one asks for."""
-
-    def __init__(self, dumps: HostDumps, hosts: Hosts) -> None:
-        super().__init__(dumps)
-        self._hosts = hosts
-        self._name = ""
-
-    def note(self, event: str, details: Mapping[str, object]) -> None:
-        """Nothing is agreed on here."""
-
-    def carry_out(self, go_on: Callable[[], None]) -> None:
-        """The first host says when."""
-        raise RuntimeError("the first host alone knows that all ranks rest")
-
-    def hear_host(self, arrived: Arrived) -> None:
-        """Take in what another agent says. Raises KeyError if it is not for it to say."""
-        if arrived.host != LEADER:
-            raise KeyError(f"host {arrived.host} does not lead snapshots")
-        dumps = self._dumps
-        match arrived.message:
-            case agents.AskSnapshot(number):
-                never = dumps.why_never()
-                why = never or (dumps.why_no_room() if dumps.is_ready else "")
-                answer = agents.SnapshotAnswer(number, dumps.place.steps, dumps.bytes)
-                self._say(replace(answer, ready=dumps.is_ready, why=why, never=bool(never)))
-            case agents.WaitBehind(number, step):
-                dumps.place.want(step)
-                if step:
-                    self._say(agents.SnapshotAnswer(number, dumps.place.steps))
-            case agents.DumpRanks(name, step):
-                self._dump(name, step)
-            case agents.SnapshotTaken(name, made) if name == self._name:
-                if made:
-                    dumps.put({"name": name, "rest": {}, "store": {}}, partial(self._is_put, name))
-                else:
-                    dumps.drop()
-            case agents.SnapshotWhole(name, made) if name == self._name:
-                dumps.shelf.all_have() if made else dumps.shelf.not_all_have()
-            case agents.ForgetSnapshots():
-                dumps.shelf.settle()
-                dumps.shelf.forget()
-
-    def _dump(self, name: str, step: int) -> None:
-        why, keys = "", set[bytes]()
-        try:
-            self._dumps.dump(step)
-            keys = self._dumps.mover.relay.written
-        except FAILURES as error:
-            why = str(error)
-        self._name = name
-        data = b"\n".join(key.hex().encode() for key in sorted(keys))
-        self._hosts.send(LEADER, agents.RanksDumped(name, why), data)
-
-    def _is_put(self, name: str, size: Size, error: OSError | None) -> None:
-        why = "" if error is None else str(error)
-        self._say(agents.SnapshotPut(name, why, size.images, size.stored, size.disk))
-
-    def _say(self, message: AgentMessage) -> None:
-        self._hosts.send(LEADER, message)
-
-
-class ProcessSnapshots(_HostPart):
+class ProcessSnapshots(HostPart):
     """On the first host, or the only one."""
 
     def __init__(
         self,
         dumps: HostDumps,
+        place: Place,
         log: EventLog,
         *,
         every: float,
@@ -137,8 +54,11 @@ class ProcessSnapshots(_HostPart):
         gone_back_to: int | None,
         hosts: Hosts | None = None,
     ) -> None:
-        """every: seconds from one to the next. gone_back_to: the step of the snapshot that they come from."""
-        super().__init__(dumps)
+        """every: seconds from one to the next; inf: only when somebody wants the job to be suspended.
+
+        gone_back_to: the step of the snapshot that they come from. Raises OSError.
+        """
+        super().__init__(dumps, place)
         self._shelf, self._every, self._log, self._say = dumps.shelf, every, log, say
         self._hosts = hosts
         self._others = frozenset(() if hosts is None else range(1, len(hosts.all)))
@@ -163,6 +83,10 @@ class ProcessSnapshots(_HostPart):
         self._writing_at = self._dumped_at = 0.0
         self._phases: dict[str, float] = {}  # of the newest's pause, in seconds
         self._off = self._said = self._pauses = False
+        self._why_off = ""
+        self._wanted = False  # somebody wants the job to be suspended
+        self._wanted_at = 0.0
+        self._holds = False  # nobody goes on before this one is on all disks, and not then either
 
     # What the proxies ask of it.
 
@@ -170,9 +94,11 @@ class ProcessSnapshots(_HostPart):
     def next_look(self) -> float | None:  # type: ignore[override]
         """When `look` should be called, if nothing happens before."""
         match self._phase:
+            case "idle" if self._wanted:
+                return time.monotonic() + LOOK_SECONDS
             case "idle":
-                return None if self._off else self._due
-            case "checking" | "asking" | "telling" | "writing":
+                return None if self._off or self._due == inf else self._due
+            case "checking" | "asking" | "telling" | "writing" | "ending":
                 return self._until
             case "putting":
                 if LEADER in self._awaited:
@@ -185,11 +111,8 @@ class ProcessSnapshots(_HostPart):
         now = time.monotonic()
         late = f"host {', '.join(map(str, sorted(self._awaited)))}"
         match self._phase:
-            case "idle" if not self._off and self._due is not None and now >= self._due:
-                self._due = now + self._every
-                if self._dumps.is_ready:
-                    self._tries = 0
-                    self._ask()
+            case "idle" if not self._off and (self._wanted or (self._due is not None and now >= self._due)):
+                self._begin(now)
             case "checking" | "asking" | "telling" if now >= self._until:
                 self._fail(f"{late} has not answered within {ANSWER_SECONDS:g} s.")
             case "writing" if now >= self._until:
@@ -204,6 +127,9 @@ class ProcessSnapshots(_HostPart):
                         f"of step {self._step} is not on the disk of {late} after {PUT_SECONDS:g} s, and "
                         "none is made before it is."
                     )
+                    self._hold_no_more(f"it is not on the disk of {late} after {PUT_SECONDS:g} s.")
+            case "ending" if now >= self._until:
+                self._end()
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
@@ -211,9 +137,11 @@ class ProcessSnapshots(_HostPart):
             case "no_rest" if self._phase == "coming":
                 self._fail(f"{details['text']}.")
             case "recovery_given_up" | "switched_off":
-                self._off = True
+                self._off, self._holds = True, False
                 if self._phase not in ("idle", "putting"):
                     self._give_up()
+                if self._wanted:
+                    self._not_suspended(str(details["text"]))
                 if validation.RELIED in str(details["text"]):  # what was recovered may be in the snapshot
                     self._tell(agents.ForgetSnapshots())
                     self._shelf.settle()
@@ -233,7 +161,8 @@ class ProcessSnapshots(_HostPart):
                 self._log.write("snapshot_pause", step=self._step, **phases, seconds=now - self._held_at)
             case _ if event in PROVEN and self._due is None and not self._off:
                 self._due = time.monotonic() + self._every
-                self._check()
+                if self._every < inf:
+                    self._check()
 
     def carry_out(self, go_on: Callable[[], None]) -> None:
         """All ranks rest, and this host's servers have ended. `go_on` is called once they are to go on."""
@@ -265,8 +194,34 @@ class ProcessSnapshots(_HostPart):
             case agents.SnapshotPut(name, why) as put if (name, self._phase) == (self._name, "putting"):
                 size = Size(put.images, put.stored, put.disk)
                 self._is_put(host, size, OSError(f"{why} (host {host})") if why else None)
+            case agents.AskSuspension():
+                self._want_suspension()
+            case agents.EndAwaited(name) if (name, self._phase) == (self._name, "ending"):
+                self._hears_of_end(host)
+
+    def lose_host(self, host: int) -> bool:
+        """Return whether the lost host is not missed, as the job is suspended."""
+        if self._phase == "ending":
+            self._hears_of_end(host)
+        return self._awaits_end
 
     # What is decided.
+
+    def _want_suspension(self) -> None:
+        if self._off:
+            why = self._why_off or "Transparent mode is switched off, or has given up."
+            self._not_suspended(self._dumps.why_never() or why)
+        elif not self._wanted:
+            self._wanted, self._wanted_at = True, time.monotonic()
+
+    def _begin(self, now: float) -> None:
+        if self._due is not None:
+            self._due = now + self._every
+        if self._dumps.is_ready:
+            self._tries = 0
+            self._ask()
+        elif self._wanted and not self._shelf.is_busy:
+            self._not_suspended("Not all ranks use their devices yet.")
 
     def _check(self) -> None:
         """Switch it off with a sentence if something can't be carried, as soon as all is under way."""
@@ -303,6 +258,8 @@ class ProcessSnapshots(_HostPart):
                 self._fail(whys[0][0])
             case "asking" if not all(one.ready for one in self._answers.values()):
                 self._phase = "idle"  # it is tried again when the next one is due
+                if self._wanted:
+                    self._not_suspended("Not all ranks use their devices yet.")
             case "asking":
                 self._largest = max([self._dumps.bytes, *(one.size for one in self._answers.values())])
                 self._tell_step()
@@ -327,6 +284,9 @@ class ProcessSnapshots(_HostPart):
         if not suspension.came_too_late(self._steps(), self._step):
             self._phase = "coming"
             self._log.write("snapshot_wanted", step=self._step)
+            if self._wanted:
+                self._log.write("suspension_wanted", step=self._step, to=str(self._shelf.directory))
+                self._tell_callers(f"It is suspended once all ranks have ended step {self._step}.")
             return
         self._want_nothing()
         self._tries += 1
@@ -352,7 +312,9 @@ class ProcessSnapshots(_HostPart):
         else:
             self._tell(agents.SnapshotTaken(self._name, True))
             self._put(store)
-        self._go_on()
+            self._holds = self._wanted
+        if not self._holds:
+            self._go_on()
 
     def _put(self, store: Mapping[bytes, bytes]) -> None:
         self._phases = {
@@ -377,10 +339,14 @@ class ProcessSnapshots(_HostPart):
             return
         self._phase = "idle"
         made = not self._why
-        self._tell(agents.SnapshotWhole(self._name, made))
+        self._tell(agents.SnapshotWhole(self._name, made, made and self._holds))
         if not made:
             self._shelf.not_all_have()
-            self._tell_user(f"of step {self._step} could not be put on the disk: {self._why}.")
+            text = f"of step {self._step} could not be put on the disk: {self._why}."
+            if self._holds:
+                self._hold_no_more(text)
+            else:
+                self._tell_user(text)
             return
         self._shelf.all_have()
         self._log.write(
@@ -391,15 +357,69 @@ class ProcessSnapshots(_HostPart):
             disk=sum(one.disk for one in self._sizes),
             seconds=time.monotonic() - self._writing_at,
         )
+        if self._holds:
+            self._await_all()
+
+    def _hold_no_more(self, why: str) -> None:
+        """The job is not suspended; the ranks, which are held, go on."""
+        if self._holds:
+            self._holds = False
+            self._not_suspended(f"A snapshot {why}" if why.startswith("of ") else why)
+            self._go_on()
+
+    def _await_all(self) -> None:
+        """The job is suspended: no host is to take the end of another for a failure."""
+        self._phase, self._awaited = "ending", set(self._others)
+        self._until = time.monotonic() + ANSWER_SECONDS
+        self._await_end(self._step)
+        if not self._awaited:
+            self._end()
+
+    def _hears_of_end(self, host: int) -> None:
+        self._awaited.discard(host)
+        if not self._awaited:
+            self._end()
+
+    def _end(self) -> None:
+        seconds, size = time.monotonic() - self._wanted_at, sum(one.images for one in self._sizes)
+        to, hosts = self._shelf.directory, len(self._others) + 1
+        self._log.write(
+            "suspended",
+            step=self._step,
+            bytes=size,
+            to=str(to),
+            dump=self._phases["dump"],
+            seconds=seconds,
+        )
+        self._wanted, self.suspended = False, True
+        self._tell_callers(
+            f"the job is suspended after step {self._step}: {show_size(size)} of images of "
+            f"{'this host' if hosts == 1 else f'{hosts} hosts'} ({seconds:.2f} s). Its launchers end.",
+            DONE,
+        )
+
+    def _not_suspended(self, why: str) -> None:
+        self._wanted = False
+        self._log.write("suspension_failed", text=why)
+        text = f"The job was not suspended: {why}"
+        self._say(text)
+        self._tell_callers(text, STATUS_FAILED)
+
+    def _tell_callers(self, text: str, status: int | None = None) -> None:
+        self._callers.tell(text, status)
+        self._tell(agents.SuspensionSays(text, status))
 
     def _never(self, why: str) -> None:
-        self._off = True
+        self._off, self._why_off = True, why
         self._log.write("snapshots_off", text=why)
         self._say(f"no snapshots are made: {why} A worker that dies ends the job, or begins it anew.")
 
     def _fail(self, why: str) -> None:
         self._give_up()
-        self._tell_user(f"could not be made: {why}")
+        if self._wanted:
+            self._not_suspended(why)
+        else:
+            self._tell_user(f"could not be made: {why}")
 
     def _give_up(self) -> None:
         """Nothing is under way any more."""

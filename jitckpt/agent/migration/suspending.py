@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.callers import STATUS_FAILED, Callers
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder, Written, remove_left
 from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, reap
 from jitckpt.agent.migration.store_relay import StoreError
@@ -30,15 +31,13 @@ from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
 from jitckpt.system import network_lock
-from jitckpt.system.job_socket import Caller, JobSocket
+from jitckpt.system.job_socket import Caller
 from jitckpt.system.resting_place import RestingPlace
-from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.commands import ResumeJob, Suspend
+from jitckpt.wire.commands import ResumeJob, Suspend, ToLauncher
 
 LOOK_SECONDS = 0.2  # between two looks whether the job was told to end while it is suspended
 SLOWEST_DISK = 20e6  # bytes a second
 TRIES = 5  # to tell all ranks of a step before one has come to it
-STATUS_FAILED = 1  # the job goes on as if it had not been asked
 
 
 @dataclass(frozen=True)
@@ -72,12 +71,8 @@ class Suspending:
         self._log, self._say, self._children = log, say, children
         self._end_spares, self._is_interrupted = end_spares, is_interrupted
         self._suspension = suspension.Suspension()
-        self._socket = JobSocket(directory)
+        self._callers = Callers(directory, self._hear)
         self._remove_left(directory)
-        self._selector = selectors.EpollSelector()
-        self._selector.register(self._socket.listener, selectors.EVENT_READ)
-        self._caller: Caller | None = None  # who waits for what is under way
-        self._callers: set[Caller] = set()
         self._to = directory
         self._images: ImageFolder | None = None
         self._asked_at = 0.0
@@ -95,16 +90,12 @@ class Suspending:
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
-        selector.register(self._selector, selectors.EVENT_READ, lambda: self._serve(0))
+        self._callers.watch(selector)
 
     def close(self) -> None:
         """The ranks have ended."""
         self._remove_images()
-        self._tell("The job has ended.", STATUS_FAILED)
-        self._socket.close()
-        for caller in list(self._callers):
-            self._drop(caller)
-        self._selector.close()
+        self._callers.close()
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
@@ -128,6 +119,16 @@ class Suspending:
         """There is but one host."""
         raise KeyError(f"host {arrived.host} speaks of a suspension")
 
+    def lose_host(self, host: int) -> bool:
+        """There is no other host."""
+        del host
+        return False
+
+    @property
+    def suspended(self) -> bool:
+        """The launcher stays while the job is suspended."""
+        return False
+
     def carry_out(self, go_on: Callable[[], None]) -> None:
         """All ranks rest, and their servers have ended. Returns once they are to go on, or are lost."""
         self._carry_out()
@@ -146,7 +147,7 @@ class Suspending:
                 return
             self._note_suspended(dumped, written, time.monotonic() - begun)
             while self._suspension.phase == "suspended" and not self._is_interrupted():
-                self._serve(LOOK_SECONDS)
+                self._callers.serve(LOOK_SECONDS)
             if self._suspension.phase == "suspended":
                 self._lose(dumped, "it was told to end while it was suspended.")
             else:
@@ -154,30 +155,18 @@ class Suspending:
 
     # What commands ask for.
 
-    def _serve(self, timeout: float) -> None:
-        """Hear who has come, and what they want."""
-        for key, _ in self._selector.select(timeout):
-            if key.fileobj is self._socket.listener:
-                caller = self._socket.accept()
-                if caller is not None:
-                    self._callers.add(caller)
-                    self._selector.register(caller.connection, selectors.EVENT_READ, caller)
-            elif key.data in self._callers:
-                self._hear(key.data)
-
-    def _hear(self, caller: Caller) -> None:
-        try:
-            asked = caller.asks()
-        except ProtocolError as error:
-            caller.hear(f"The launcher does not understand what it is asked: {error}", STATUS_FAILED)
-            return
+    def _hear(self, caller: Caller, asked: ToLauncher) -> None:
         match asked:
+            case Suspend(ends=True):
+                caller.hear(
+                    "The job was not suspended: the launcher of a job on one host stays, unless it runs with "
+                    "--snapshot-every.",
+                    STATUS_FAILED,
+                )
             case Suspend(to):
                 self._suspend(caller, Path(to) if to else self._directory)
             case ResumeJob():
                 self._resume(caller)
-            case None:
-                self._drop(caller)
 
     def _suspend(self, caller: Caller, to: Path) -> None:
         try:
@@ -191,7 +180,7 @@ class Suspending:
                 break
             self._place.want(asked.step)
             if not suspension.came_too_late(self._place.steps, asked.step):
-                self._suspension, self._caller, self._to = asked, caller, to
+                self._suspension, self._callers.waits, self._to = asked, caller, to
                 self._asked_at = time.monotonic()
                 self._log.write("suspension_wanted", step=asked.step, to=str(to))
                 caller.hear(f"It is suspended once all ranks have ended step {asked.step}.")
@@ -233,7 +222,7 @@ class Suspending:
         if isinstance(asked, CannotSuspend):
             caller.hear(f"The job was not resumed: {asked.reason}", STATUS_FAILED)
             return
-        self._suspension, self._caller, self._asked_at = asked, caller, time.monotonic()
+        self._suspension, self._callers.waits, self._asked_at = asked, caller, time.monotonic()
 
     def _taken(self) -> list[str]:
         """Return who has a number that a process or a thread of a suspended rank had, as clauses."""
@@ -245,20 +234,6 @@ class Suspending:
                 if match and (process := looked_at.name_of(int(match[1]))):
                     found.append(f"there is a process {match[1]} ({process})")
         return found
-
-    def _tell(self, text: str, status: int | None = None) -> None:
-        """Tell who waits; with a status nobody does any more."""
-        if self._caller is not None:
-            self._caller.hear(text, status)
-        if status is not None:
-            self._caller = None
-
-    def _drop(self, caller: Caller) -> None:
-        self._selector.unregister(caller.connection)
-        self._callers.discard(caller)
-        if caller is self._caller:
-            self._caller = None
-        caller.close()
 
     # What is done.
 
@@ -302,7 +277,7 @@ class Suspending:
             "memory."
         )
         self._say(text)
-        self._tell(text, 0)
+        self._callers.tell(text, 0)
 
     def _fail(self, dumped: Sequence[_Dumped], error: Exception) -> None:
         """The job runs on: those who were dumped are made again."""
@@ -365,7 +340,7 @@ class Suspending:
         self._suspension = self._suspension.over()
         self._place.want(0)
         self._remove_images()
-        self._tell(text, status)
+        self._callers.tell(text, status)
 
     def _remove_images(self) -> None:
         if self._images is not None:

@@ -103,6 +103,13 @@ class WaitsBehindStep(Protocol):
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent says of it. Raises KeyError if that makes no sense."""
 
+    def lose_host(self, host: int) -> bool:
+        """Return whether the lost host is not missed, as the job is suspended."""
+
+    @property
+    def suspended(self) -> bool:
+        """Whether the processes of all hosts are in files, and this launcher is to end."""
+
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Take note of an event of the job."""
 
@@ -285,6 +292,15 @@ class Proxies:
                 if isinstance(message, agents.DumpRanks):
                     self._end_servers()
                 self._suspension.hear_host(arrived)
+
+    @property
+    def suspended(self) -> bool:
+        """Whether all ranks of the job are in files, and no launcher of it is needed any more."""
+        return self._suspension is not None and self._suspension.suspended
+
+    def ends_without(self, host: int) -> bool:
+        """Return whether a host that is lost is not missed."""
+        return self._suspension is not None and self._suspension.lose_host(host)
 
     def lose_host(self, host: int) -> None:
         """A host is lost. Its ranks count as ended; if it was the one that agrees, nobody does any more."""

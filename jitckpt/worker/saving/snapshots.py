@@ -60,7 +60,8 @@ class SnapshotRule:
     """What the agent says of the tier. every: steps; 0: it will say. limit: bytes for two snapshots.
 
     whole: what the replicas have of a cut state, as GivenDescriptors has it. members: the ranks among which
-    what they hold alike is cut from now on; none if it is not.
+    what they hold alike is cut from now on; none if it is not. replicas: ranks beside which copies are to
+    be, on other hosts.
     """
 
     descriptor: int
@@ -68,17 +69,20 @@ class SnapshotRule:
     limit: float = inf
     whole: int | None = None
     members: Sequence[int] = ()
+    replicas: Sequence[int] = ()
 
 
-def given(descriptor: int, whole: int | None = None, members: Sequence[int] = ()) -> SnapshotRule:
+def given(
+    descriptor: int, whole: int | None = None, members: Sequence[int] = (), replicas: Sequence[int] = ()
+) -> SnapshotRule:
     """Return what the agent has said, beside this memory; or the script, where it may."""
     wanted = asked.of(descriptor)
     if wanted is None:
-        return SnapshotRule(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get(), whole, members)
+        return SnapshotRule(descriptor, MEMORY_EVERY.get(), MEMORY_LIMIT.get(), whole, members, replicas)
     limit = MEMORY_LIMIT.get()
     if wanted.limit is not None:
         limit = wanted.limit / int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    return SnapshotRule(descriptor, wanted.steps, limit / wanted.copies)
+    return SnapshotRule(descriptor, wanted.steps, limit / wanted.copies, replicas=replicas)
 
 
 # Memory that the device may write to stays mapped until the process ends; see ring/ring.py.
@@ -386,6 +390,7 @@ class Snapshots(BesideTraining):
             host_from=host_from,
             document=document,
             cut=self._cut,
+            replicas=self._given.replicas,
             made_by=None if self._made_by is None else self._made_by.placed(of_gradients, sent),
         )
         if made.made_by is not None:

@@ -6,7 +6,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.redundancy import CellLayout, cell, groups, layout, recovered, survives
+from jitckpt.decisions.redundancy import (
+    CellLayout,
+    cell,
+    groups,
+    layout,
+    parities_of,
+    recovered,
+    survives,
+    under,
+)
 from jitckpt.planning import redundancy
 from jitckpt.planning.mesh import PlannedMesh, loses_a_shard
 
@@ -162,14 +171,30 @@ def test_groups_are_whole_and_the_last_one_takes_the_rest() -> None:
     for hosts, size in ((2, 3), (1, 4), (9, 2)):
         with pytest.raises(InvalidInput, match="take --memory-tier peer"):
             groups(hosts, size)
+    assert groups(5, 5, 1) == ((0, 1, 2, 3, 4),)
+    with pytest.raises(
+        InvalidInput, match=r"beside 1 copy on other hosts needs groups of 4 .* take .*peer=3"
+    ):
+        groups(5, 3, 1)
 
 
 @given(st.integers(3, 8), st.integers(0, 40), st.data())
 def test_a_shards_cells_are_all_of_its_chunks_once(members: int, chunks: int, data: st.DataObject) -> None:
     shard = data.draw(st.integers(0, members - 1))
-    cells = [cell(members, shard, place, chunks) for place in range(members) if place != shard]
+    copies = data.draw(st.integers(0, members - 3))
+    places = parities_of(members, shard, copies)
+    assert places == [place for place in range(members) if shard in under(members, place, copies)]
+    cells = [cell(members, shard, place, chunks, copies) for place in places]
     assert [number for one in cells for number in one] == list(range(chunks))
-    assert max(map(len, cells)) == -(-chunks // (members - 1))
+    assert max(map(len, cells)) == -(-chunks // (members - 1 - copies))
+
+
+@pytest.mark.parametrize(("members", "copies"), [(4, 1), (5, 1), (5, 2), (7, 2)])
+def test_copies_and_parity_together_stand_one_loss_more_than_the_copies(members: int, copies: int) -> None:
+    both = layout(members, copies, parity=True)
+    for count, of in ((copies + 1, True), (copies + 2, False)):
+        stand = [survives(both, lost) for lost in itertools.combinations(range(members), count)]
+        assert all(stand) == of
 
 
 @given(st.integers(3, 7), st.data())
