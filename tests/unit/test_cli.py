@@ -72,7 +72,7 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         ),
         (
             ["run", "--nnodes", "4", *MEETS, "--memory-tier", "parity=2", __file__],
-            "parity needs groups of 3 hosts or more, and here a group has 2: with two, the "
+            "parity needs groups of 3 hosts or more, and here a group has 2: with 2, the "
             "parity is as long as a copy; take --memory-tier peer",
         ),
         (
