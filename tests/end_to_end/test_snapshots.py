@@ -183,10 +183,6 @@ def test_what_can_not_be_dumped_is_said_at_the_start(
         (["--mode", "user"], "--snapshot-every: only --mode transparent"),
         (["--mode", "transparent", *TWO_HOSTS], "--snapshot-every: on several hosts not yet with"),
         (["--mode", "transparent"], "--snapshot-every needs --checkpoint-dir"),
-        (
-            ["--mode", "transparent", "--checkpoint-dir", "job", "--suspendable"],
-            "--snapshot-every: not yet with --suspendable",
-        ),
     ],
 )
 def test_what_snapshots_need_is_said(launcher: Launcher, words: list[str], said: str) -> None:
