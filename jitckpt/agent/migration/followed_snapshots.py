@@ -2,6 +2,7 @@
 
 import contextlib
 import selectors
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -33,7 +34,7 @@ class Place:
     hosts: int = 1
 
 
-class HostPart:
+class HostPart(ABC):
     """What both the first host and the others are to their proxies, and to commands. Raises OSError."""
 
     next_look: float | None = None
@@ -44,8 +45,9 @@ class HostPart:
         self._awaits_end = False  # the job is suspended, and all hosts may know it by now
         self.suspended = False  # the launcher is to end
 
+    @abstractmethod
     def look(self) -> None:
-        """Nothing depends on the time."""
+        """Do what the time has come for."""
 
     def watch(self, selector: selectors.BaseSelector) -> None:
         """Have the selector's owner call what it finds as data when something comes."""
@@ -79,8 +81,9 @@ class HostPart:
             case _:
                 caller.hear("The job was not resumed: It is not suspended.", STATUS_FAILED)
 
+    @abstractmethod
     def _want_suspension(self) -> None:
-        raise NotImplementedError
+        """Somebody asks this host for it."""
 
     def _await_end(self, step: int) -> None:
         """The job is suspended: leave what `jitckpt resume` needs."""
@@ -96,6 +99,9 @@ class FollowedSnapshots(HostPart):
         super().__init__(dumps, place)
         self._hosts = hosts
         self._name, self._step = "", 0
+
+    def look(self) -> None:
+        """Nothing depends on the time."""
 
     def note(self, event: str, details: Mapping[str, object]) -> None:
         """Nothing is agreed on here."""
