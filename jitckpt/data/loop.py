@@ -87,7 +87,7 @@ class Loop:
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
         self._script_first_asked = first_asked
-        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head)
+        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
