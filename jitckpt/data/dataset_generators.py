@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 from torch import nn
 from torch.utils.data import IterableDataset, get_worker_info
 
-from jitckpt.data.generators import GENERATORS, PLAIN, put_state, state_of
+from jitckpt.data.generators import PLAIN
+from jitckpt.data.kept_generator import GENERATORS, put_state, state_of
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.encoding.tree_codec import Encoded

@@ -1,7 +1,6 @@
 """The random number generators that a loader draws from: the process's own ones, and those of its sampler."""
 
-import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy
@@ -16,6 +15,7 @@ from torch.utils.data import (
     SequentialSampler,
 )
 
+from jitckpt.data.kept_generator import GENERATORS, KeptGenerator, put_state, state_of
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -23,7 +23,9 @@ from jitckpt.errors import CheckpointError
 
 _CHANGED = "*changed"  # the key of what is no generator and no number
 PLAIN = (bool, int, float, str)
-GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
+# Those of the script that are kept with the process's own, by name: a pass, or what comes between two loops,
+# may draw from them as well.
+of_script: dict[str, KeptGenerator] = {}
 # What these keep besides a generator they do not change themselves.
 TORCHS = (BatchSampler, DistributedSampler, RandomSampler, SequentialSampler)
 
@@ -46,9 +48,9 @@ class Generators:
     def capture(self) -> Encoded:
         """Return all states, to be packed."""
         own = [_own_state(keeper, built) for keeper, built in zip(self._keepers, self._built, strict=True)]
-        on_host, of_keepers = self._random.capture(), tree_codec.encode(own, "own")
-        tree = {"host": on_host.tree, "own": of_keepers.tree}
-        return Encoded(tree, on_host.tensors | of_keepers.tensors)
+        on_host, of_keepers, scripts = self._random.capture(), tree_codec.encode(own, "own"), _scripts()
+        tree = {"host": on_host.tree, "own": of_keepers.tree, "script": scripts.tree}
+        return Encoded(tree, on_host.tensors | of_keepers.tensors | scripts.tensors)
 
     def restore(self, state: dict[str, Any]) -> None:
         """Put back what `capture` returned, decoded. Raises CheckpointError if it is of another loader."""
@@ -61,6 +63,7 @@ class Generators:
                 "save was made, with the same version of jitckpt; or begin anew in another directory."
             )
         self._random.restore(state["host"])
+        _put_scripts(state)
         for keeper, own in zip(self._keepers, saved, strict=True):
             _restore_own(keeper, own)
 
@@ -70,16 +73,30 @@ def all_packed() -> bytes:
     on_host = RandomState(None).capture()
     device = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None
     on_device = tree_codec.encode(device, "device")
-    tree = {"host": on_host.tree, "device": on_device.tree}
-    return packed.pack(Encoded(tree, on_host.tensors | on_device.tensors))
+    scripts = _scripts()
+    tree = {"host": on_host.tree, "device": on_device.tree, "script": scripts.tree}
+    return packed.pack(Encoded(tree, on_host.tensors | on_device.tensors | scripts.tensors))
 
 
 def put_all(states: bytes) -> None:
     """Put back what `all_packed` returned."""
     saved = packed.unpack(states)
     RandomState(None).restore(saved["host"])
+    _put_scripts(saved)
     if saved["device"] is not None:
         torch.cuda.set_rng_state(saved["device"])
+
+
+def _scripts() -> Encoded:
+    states = {name: one.capture() for name, one in of_script.items()}
+    tensors = {key: tensor for one in states.values() for key, tensor in one.tensors.items()}
+    return Encoded({name: one.tree for name, one in states.items()}, tensors)
+
+
+def _put_scripts(saved: Mapping[str, Any]) -> None:
+    for name, state in saved.get("script", {}).items():  # a version before had none
+        if name in of_script:
+            of_script[name].restore(state)
 
 
 def samplers(loader: DataLoader[Any] | Sampler[Any]) -> list[Any]:
@@ -147,24 +164,3 @@ def _restore_own(keeper: Any, state: dict[str, Any]) -> None:
             setattr(keeper, name, made)
         else:
             setattr(keeper, name, saved)
-
-
-def state_of(generator: Any) -> Any:
-    """Return the state of a generator of Python's, numpy's or torch's."""
-    if isinstance(generator, torch.Generator):
-        return generator.get_state()
-    if isinstance(generator, random.Random):
-        return generator.getstate()
-    if isinstance(generator, numpy.random.Generator):
-        return generator.bit_generator.state
-    return generator.get_state(legacy=False)
-
-
-def put_state(generator: Any, saved: Any) -> None:
-    """Put back what `state_of` returned."""
-    if isinstance(generator, random.Random):
-        generator.setstate(saved)
-    elif isinstance(generator, numpy.random.Generator):
-        generator.bit_generator.state = saved
-    else:
-        generator.set_state(saved)

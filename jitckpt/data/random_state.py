@@ -50,8 +50,8 @@ class RandomState:
     def __init__(self, device: torch.device | None) -> None:
         self._device = device
         self._on_device = None if device is None else _DeviceState(device)
-        self._python = _PythonState()
-        self._torch = _TorchState()
+        self._python = PythonState(getattr(random.getstate, "__self__", random))
+        self._torch = TorchState(torch.default_generator)
         self._numpy = _NumpyState()
         # What the last capture returned, and of what it was made:
         self._captured = Encoded(None, {})
@@ -141,10 +141,7 @@ class _NumpyState:
         seen.attribute(numpy.random.mtrand._rand, "_bit_generator")
         generator = numpy.random.mtrand._rand._bit_generator
         if generator is not self._generator:
-            self._generator, self._peeked = generator, []
-            if type(generator) is numpy.random.MT19937:
-                address = generator.ctypes.state_address
-                self._peeked = [memory.at(address, _PEEKED), memory.at(address + _NUMPY_INDEX, _NUMBER)]
+            self._generator, self._peeked = generator, peeked(generator)
         _look_at(self._peeked, seen)
 
     @property
@@ -162,17 +159,18 @@ class _NumpyState:
         return self._state
 
 
-class _PythonState:
+class PythonState:
     """Python takes 20 us to tell its state, so it is asked only if the state in memory has changed."""
 
-    def __init__(self) -> None:
-        self._generator = getattr(random.getstate, "__self__", None)
+    def __init__(self, generator: Any) -> None:
+        """generator: a random.Random, or the module that tells of one."""
+        self._generator = generator
         self._memory = b""
         self._numbers = b""
         self._version = 0
         self._peeked: Memory | None = None
         # CPython keeps the next number's index and then the 624 numbers right behind the object's head.
-        numbers = random.getstate()[1]
+        numbers = self._generator.getstate()[1]
         if isinstance(self._generator, random.Random) and (
             type(self._generator).__basicsize__ > object.__basicsize__ + _PYTHON.size
         ):
@@ -196,19 +194,20 @@ class _PythonState:
         gauss = getattr(self._generator, "gauss_next", None)
         memory = self._peeked.raw if self._peeked else b""
         if not memory or memory != self._memory:
-            self._version, numbers, gauss = random.getstate()
+            self._version, numbers, gauss = self._generator.getstate()
             self._numbers, self._memory = _PYTHON.pack(*numbers), memory
         return self._version, self._numbers, gauss
 
 
-class _TorchState:
+class TorchState:
     """Torch takes 5 kB to tell its state, so it is asked only if the state in memory has changed.
 
     A second normal number, kept for later, may be used with no draw: with one kept, it is asked in any case.
     """
 
-    def __init__(self) -> None:
-        self._generator = torch.default_generator
+    def __init__(self, generator: torch.Generator) -> None:
+        """generator: on the host."""
+        self._generator = generator
         object_address: int = self._generator._cdata  # type: ignore[attr-defined]
         self._peeked: list[Memory] = []  # what changes with every draw and every seed, if it was found
         self._memory = b""
@@ -269,6 +268,14 @@ class _DeviceState:
         if counted != self._counted:
             self._counted, self._state = counted, _COUNTER.pack(*counted)
         return self._state
+
+
+def peeked(generator: Any) -> list[Memory]:
+    """Return what changes with every use of one of numpy's bit generators; nothing if that is not known."""
+    if type(generator) is not numpy.random.MT19937:
+        return []
+    address = generator.ctypes.state_address
+    return [memory.at(address, _PEEKED), memory.at(address + _NUMPY_INDEX, _NUMBER)]
 
 
 def _look_at(places: list[Memory], seen: Seen) -> None:

@@ -26,7 +26,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tensor_file import to_host
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, tensors_seen, trackers, zero_gradients
+from jitckpt.state import parallel, script_generators, tensors_seen, trackers, zero_gradients
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
 from jitckpt.state.optimizer_state import (
     OptimizerPart,
@@ -35,6 +35,7 @@ from jitckpt.state.optimizer_state import (
     put_hyperparameters,
     states_of,
 )
+from jitckpt.state.script_generators import ScriptGenerators
 from jitckpt.state.zero_gradients import Gradients, GradientsSeen
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
@@ -457,7 +458,7 @@ class Unchanged(NamedTuple):
     and functions that return their bytes now.
     """
 
-    looks: tuple[Seen, ...]
+    looks: tuple[Seen | ScriptGenerators, ...]
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -476,10 +477,11 @@ class HostState:
         loop: Loop | None = None,
         wrappers: Mapping[int, Sequence[object]] | None = None,
         kept: Kept = NOTHING,
+        finds_generators: bool = False,
     ) -> None:
         """wrappers: what lies around an optimizer, by its id(), and may have attributes that change.
 
-        kept: what is kept though it was not given.
+        kept: what is kept though it was not given. finds_generators: those of the script are found, and kept.
         """
         self.loop = loop
         self.model = None if model is None else ModelState(model)
@@ -493,6 +495,7 @@ class HostState:
         self.schedulers = [SchedulerState(scheduler) for scheduler in every]
         self.scaler = kept.scaler if scaler is None else scaler
         self.extra = extra
+        self.generators = ScriptGenerators() if finds_generators else None
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
@@ -536,7 +539,14 @@ class HostState:
             parts["modules"] = self.model.capture_extra_states()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
+        if self.generators is not None:
+            parts[script_generators.PART] = self.generators.capture()
         return {"random": self.random.capture(), **parts, **trackers.capture()}
+
+    def kept_names(self) -> list[str]:
+        """Return what is kept though it was not given; generators as far as they were used by now."""
+        generators = [] if self.generators is None else self.generators.names()
+        return [*self.kept.names(), *(f"the generator {name}" for name in generators)]
 
     def capture_extra(self) -> Encoded:
         """Return the state of `extra`, which there is, under that name."""
@@ -576,7 +586,7 @@ class HostState:
         if self.loop is not None and self.loop.is_used:
             of_loop = self.loop.look()
             going_on.append((NUMBERS, self.loop.numbers))
-        looks = tuple([look for look in (of_loop, of_random, of_model) if look is not None])
+        looks = tuple([one for one in (of_loop, of_random, of_model, self.generators) if one is not None])
         return Unchanged(looks, tuple(going_on))
 
     def shared(self) -> Shared:
@@ -803,6 +813,8 @@ class HostState:
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
         trackers.restore(parts.get(trackers.PART))
+        if self.generators is not None:
+            self.generators.restore(parts.get(script_generators.PART))
         self.random.restore(parts["random"])
 
 

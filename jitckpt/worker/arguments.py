@@ -39,8 +39,9 @@ class Arguments:
 
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
     is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks. kept:
-    what is kept though it was not given. replicas: ranks on other hosts that hold what this one holds, where
-    that decides where its copies in memory go.
+    what is kept though it was not given. finds_generators: the script's own are found, and kept.
+    replicas: ranks on other hosts that hold what this one holds, where that decides where its copies in
+    memory go.
     """
 
     root: Path
@@ -58,6 +59,7 @@ class Arguments:
     self_check: str
     accumulation: int = 1
     kept: Kept = NOTHING
+    finds_generators: bool = False
     replicas: Sequence[int] = ()
 
 

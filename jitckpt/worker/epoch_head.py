@@ -45,8 +45,13 @@ class EpochHead:
         given: Iterable[object],
         trained: Callable[[], Mapping[str, Tensor]],
         warn: Callable[[str], None],
+        loop_begins: Callable[[], None] = lambda: None,
     ) -> None:
-        """given: objects whose state is kept by others. trained: returns the parameters, by name."""
+        """given: objects whose state is kept by others. trained: returns the parameters, by name.
+
+        loop_begins: called as the script begins a loop.
+        """
+        self._loop_begins = loop_begins
         self._given, self._trained, self._warn = [*given], trained, warn
         self._gradients = GradientsRead(is_scripts, lambda name: warn(GRADIENTS.format(name=name)))
         self._frame: tuple[int, object] | None = None  # the one with the loop over epochs: its id and code
@@ -67,7 +72,8 @@ class EpochHead:
         self._gradients.ends()
 
     def digests(self) -> dict[str, str]:
-        """Return digests, by name, of what was computed since then."""
+        """Return digests, by name, of what was computed since then: a loop begins."""
+        self._loop_begins()
         self._gradients.ends()
         frame, before = self._found(), self._before
         self._before = {}

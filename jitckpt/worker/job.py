@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
@@ -47,6 +48,7 @@ from jitckpt.worker.resharding import Saved
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
+from jitckpt.worker.script_generators import generators_from
 from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.unprotected import Unprotected
 
@@ -119,8 +121,8 @@ def init(
         accumulation: how many micro-batches each rank makes in an optimizer step when no host is missing;
             while some are (`jitckpt run --min-hosts`) job.accumulation_steps says how many.
         keep_found: where jitckpt saves by itself, keep also what it was not given and finds as it is called:
-            torch's schedulers of these optimizers, and a GradScaler. False for a script that brings them
-            back itself.
+            torch's schedulers of these optimizers, a GradScaler, and generators of random numbers that the
+            script has in its variables. False for a script that brings them back itself.
 
     Returns:
         The job. Take its epochs, batches or steps in the place of your own.
@@ -159,6 +161,7 @@ def init(
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
             kept=kept.find(optimizers, schedulers, scaler, extra) if finds else kept.NOTHING,
+            finds_generators=finds,
             replicas=elsewhere[identity.rank] if elsewhere else (),
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
@@ -237,6 +240,7 @@ class Job:
         self._loop = self._make_loop(given, self._make_variables(given, *known, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = _host_of(given, device, self._loop)
+        self._find_generators()
         self._host.progress()  # whatever can't be saved is refused here and now
         if environment.FULL_WORLD.get():
             resharding.refuse_if_never_cut(self._host, has_save_function=given.save_function is not None)
@@ -285,11 +289,20 @@ class Job:
             of_round=lambda: self._loop.round,
             said=said,
             targets=targets,
+            kept=lambda: () if self._host.generators is None else self._host.generators.kept_ids(),
         )
+
+    def _find_generators(self) -> None:
+        """Keep what the script has made by now; no harm to the training if its variables can't be read."""
+        if self._host.generators is not None:
+            with suppress(Exception):
+                self._host.generators.follow(generators_from(sys._getframe(1), self._host.extra))
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
         kept = [given.model, given.extra, *given.optimizers]
-        self._head = EpochHead(kept, self._trained, self._reporter.warn_on_first)
+        self._head = EpochHead(
+            kept, self._trained, self._reporter.warn_on_first, loop_begins=self._find_generators
+        )
         return Loop(
             begins=self._loop_begins,
             boundary=self._boundary,
@@ -380,6 +393,7 @@ class Job:
         """
         begun = time.monotonic()
         self._is_restored = True
+        self._find_generators()
         self._variables.script_restores = not self._loop.is_used
         memory = self._protection.found_in_memory()
         choice: Choice | None = None
@@ -548,6 +562,8 @@ class Job:
         atexit.unregister(self._at_exit)
         self._head.end()
         self._protection.end(at_exit=at_exit)
+        if self._host.generators is not None:
+            self._host.generators.end()
         self._protection = Unprotected()
 
     def _at_exit(self) -> None:
@@ -561,6 +577,7 @@ class Job:
     def _loop_begins(self) -> None:
         if not self._is_restored:
             self.restore()
+        self._find_generators()
         self._history.waits_for_boundary = True
         self._protection.watch_from_base()  # what the script has done since init is in every start
         if self._restored_parts is not None:
@@ -574,6 +591,8 @@ class Job:
         if has_stepped and self._as_restored is not None:
             self._as_restored.end()
             self._as_restored = None
+        if has_stepped and self._host.generators is not None and (text := self._host.generators.lacking()):
+            self._reporter.warn(text)
         return has_stepped
 
     def _batch_drawn(self, number: int) -> None:
@@ -639,6 +658,7 @@ def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostS
         device=device,
         loop=loop,
         kept=given.kept,
+        finds_generators=given.finds_generators,
     )
 
 

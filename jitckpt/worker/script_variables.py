@@ -30,6 +30,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
+from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
 from jitckpt.worker.carried_names import (
@@ -50,7 +51,6 @@ SHOWN = 8  # names
 MOST_LOOPS = 8  # before the first optimizer step
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
-GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler)
 ITERATORS: tuple[Any, ...] = (
     GeneratorType,
@@ -136,6 +136,7 @@ class ScriptVariables:
         of_round: Callable[[], object] = lambda: None,
         said: set[object] | None = None,
         targets: set[object] | None = None,
+        kept: Callable[[], Collection[object]] = tuple,
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made.
 
@@ -143,11 +144,13 @@ class ScriptVariables:
         of_round: returns which round of the loop it is, a pass over a loader for one.
         said: what was named by now, of this loop and of others that have the same set.
         targets: where loops of the job put what they give: ids of objects, with an attribute or a key.
+        kept: returns the ids of what is kept besides.
         """
         self._given, self._extra = [*given], extra
         self._of_epochs, self._of_round = of_epochs, of_round
         self._said = set() if said is None else said
         self._targets = set() if targets is None else targets
+        self._kept = kept
         self._steps, self._warn = steps, warn
         self._seen: dict[tuple[int, int], _Seen] = {}  # by the code that asks, and the place in it
         self._plain = _Seen()  # of the first loop that tells nothing of its minibatches
@@ -190,12 +193,12 @@ class ScriptVariables:
     def step_ended(self, frame: FrameType | None) -> None:
         """The script has made an optimizer step, somewhere below this frame."""
         # Kept until the next minibatch begins, as a frame that has ended may leave its address to another.
-        self._ended = [(one, one.f_lasti) for one in _scripts_frames(frame)] if self._plain.is_due() else []
+        self._ended = [(one, one.f_lasti) for one in scripts_frames(frame)] if self._plain.is_due() else []
 
     def minibatch_begun(self, frame: FrameType | None) -> None:
         """The script begins a minibatch: the innermost of its frames that made the step has the loop."""
         ended, self._ended = self._ended, []
-        for one in _scripts_frames(frame) if ended else ():
+        for one in scripts_frames(frame) if ended else ():
             for other, place in ended:
                 if one is other:
                     self._try(self._plain, one, (place, one.f_lasti))
@@ -304,9 +307,9 @@ class ScriptVariables:
 
     def _known(self) -> tuple[set[str], set[object]]:
         """Return names of variables that others look after, and ids of objects, or such with a part."""
-        names, ids = _kept_by(self._extra)
+        names, ids = kept_by(self._extra)
         given = {id(tensor) for one in self._given for tensor in _tensors_of(one)}
-        return names, {*ids, *given, *map(id, self._given), *self._targets}
+        return names, {*ids, *given, *map(id, self._given), *self._targets, *self._kept()}
 
     def _marks_of(
         self,
@@ -384,7 +387,7 @@ def _is_ours(module: str | None) -> bool:
     return module is not None and module.split(".")[0] == "jitckpt"
 
 
-def _scripts_frames(frame: FrameType | None, *, generators: bool = False) -> Iterator[FrameType]:
+def scripts_frames(frame: FrameType | None, *, generators: bool = False) -> Iterator[FrameType]:
     """Yield the frames of the script's own functions, from the innermost on."""
     while frame is not None:
         if (generators or not frame.f_code.co_flags & inspect.CO_GENERATOR) and is_scripts(frame):
@@ -399,7 +402,7 @@ def _frames_that_ask(frame: FrameType | None) -> list[FrameType]:
     """
     between: list[FrameType] = []
     functions: list[FrameType] = []
-    for one in _scripts_frames(frame, generators=True):
+    for one in scripts_frames(frame, generators=True):
         is_generator = bool(one.f_code.co_flags & inspect.CO_GENERATOR)
         if is_generator and not functions:
             between.append(one)
@@ -412,7 +415,7 @@ def _frames_that_ask(frame: FrameType | None) -> list[FrameType]:
 
 def _is_in_another(frame: FrameType, at: tuple[int, ...]) -> bool:
     """Whether the loop around these places is in another one, of this frame or of one that called it."""
-    _, *callers = _scripts_frames(frame, generators=True)
+    _, *callers = scripts_frames(frame, generators=True)
     return loops_around(frame.f_code, at) > 1 or any(
         loops_around(one.f_code, (one.f_lasti,)) for one in callers
     )
@@ -462,7 +465,7 @@ def _of_functions(called: Iterable[tuple[str, object]]) -> Iterator[tuple[dict[s
         if isinstance(one, MethodType):
             function = one.__func__
             yield {name: one.__self__}, set()
-        elif _is_own(one):
+        elif is_own(one):
             yield {name: one}, set()
             function = getattr(one.__call__, "__func__", None) if callable(one) else None
         elif isinstance(one, partial):
@@ -594,7 +597,7 @@ def _inside(
         carried = _carried_by(one if isinstance(one, type) else kind)
         if isinstance(one, FunctionType):
             carried = _carried_in(one.__code__)
-        for key, part in _attributes_of(one).items():
+        for key, part in attributes_of(one).items():
             if (id(one), key) in kept:
                 continue
             if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
@@ -622,7 +625,7 @@ def _inside(
             return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
         if notes and isinstance(one, ARRAYS):
             return _InPlace(one)
-        if _is_own(one):
+        if is_own(one):
             return [(key, found) for key, found in marks_in(one, depth - 1) if found is not _OPAQUE]
         return _rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
@@ -638,11 +641,11 @@ def _has_attributes(value: object) -> bool:
     """Whether attributes of it may be the script's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_LIBRARIES)
-    own = _is_scripts_class(value) if isinstance(value, type) else _is_own(value)
+    own = _is_scripts_class(value) if isinstance(value, type) else is_own(value)
     return own or isinstance(value, nn.Module | Sampler | Dataset)
 
 
-def _attributes_of(value: Any) -> dict[str, Any]:
+def attributes_of(value: Any) -> dict[str, Any]:
     found = {**(getattr(value, "__dict__", None) or {}), **dict(slots_of(value))}
     if isinstance(value, type | FunctionType):
         return {name: one for name, one in found.items() if not name.startswith("__")}
@@ -691,7 +694,7 @@ def _lasts_in(owner: object, is_carried: bool, part: object) -> bool:
 
 def _lasts(value: object) -> bool:
     """Whether an attribute that changes is more than a note of the last iteration's result."""
-    return (type(value) is int or isinstance(value, (*CONTAINERS, *GENERATORS)) or _is_own(value)) and not (
+    return (type(value) is int or isinstance(value, (*CONTAINERS, *GENERATORS)) or is_own(value)) and not (
         isinstance(value, OTHERS_AFFAIR)
     )
 
@@ -705,7 +708,7 @@ def _is_scripts_class(kind: Any) -> bool:
     )
 
 
-def _is_own(value: object) -> bool:
+def is_own(value: object) -> bool:
     kind: Any = type(value)
     own = (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, OTHERS_AFFAIR)
     return own and (isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__"))
@@ -726,7 +729,7 @@ def _state_of(generator: Any) -> object:
     return repr(state)
 
 
-def _kept_by(extra: Any) -> tuple[set[str], set[int]]:
+def kept_by(extra: Any) -> tuple[set[str], set[int]]:
     """Return names of variables that the state_dict of `extra` reads, and the ids of what it has inside."""
     names: set[str] = set()
     ids: set[int] = set()
@@ -750,4 +753,4 @@ def _parts(one: object) -> Iterator[object]:
         yield from one.values()
     elif isinstance(one, list | tuple | set | deque) and len(one) < MOST_VALUES:
         yield from one
-    yield from _attributes_of(one).values()
+    yield from attributes_of(one).values()

@@ -9,7 +9,7 @@ import numpy
 import pytest
 import torch
 
-from jitckpt.data.random_state import RandomState, _TorchState
+from jitckpt.data.random_state import RandomState, TorchState
 from jitckpt.encoding import tree_codec
 
 SOURCES: dict[str, Callable[[], object]] = {
@@ -121,7 +121,7 @@ def test_a_generator_that_hides_its_memory_is_asked(monkeypatch: pytest.MonkeyPa
 
 
 def test_whatever_is_done_with_torchs_generator_is_seen() -> None:
-    state = _TorchState()
+    state = TorchState(torch.default_generator)
     assert state._peeked, "its memory is not as it was in the versions of torch that are known"
     kept = torch.get_rng_state()
 

@@ -288,7 +288,7 @@ class SelfChecker:
                 held_up=begun.seconds,
                 differences=[*clauses, *([apart] if apart else [])],
                 skipped=self._skipped,
-                kept=self._host.kept.names(),
+                kept=self._host.kept_names(),
             )
         )
 
