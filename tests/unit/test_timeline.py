@@ -6,7 +6,7 @@ import pytest
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.reports.present import model_of
+from jitckpt.reports.job_model import model_of
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.trace import trace
 
