@@ -31,8 +31,9 @@ from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, kept
-from jitckpt.state.host_state import HostState, Stateful
+from jitckpt.state.host_state import HostState
 from jitckpt.state.parallel import DeviceBarrier
+from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked

@@ -646,7 +646,7 @@ def _has_attributes(value: object) -> bool:
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    found = {**(getattr(value, "__dict__", None) or {}), **dict(slots_of(value))}
+    found = {**_dict_of(value), **dict(slots_of(value))}
     if isinstance(value, type | FunctionType):
         return {name: one for name, one in found.items() if not name.startswith("__")}
     return found
@@ -710,8 +710,14 @@ def _is_scripts_class(kind: Any) -> bool:
 
 def is_own(value: object) -> bool:
     kind: Any = type(value)
-    own = (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, OTHERS_AFFAIR)
-    return own and (isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__"))
+    return (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, (*OTHERS_AFFAIR, type))
+
+
+def _dict_of(value: object) -> Mapping[str, Any]:
+    """Return an object's attributes, or nothing if its own code for them fails."""
+    with suppress(Exception):
+        return getattr(value, "__dict__", None) or {}
+    return {}
 
 
 def _state_of(generator: Any) -> object:

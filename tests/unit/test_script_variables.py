@@ -522,12 +522,12 @@ def test_a_rate_that_the_optimizer_has_is_not_named() -> None:
     assert loop.named == set()
 
 
-def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
+def test_what_a_variable_raises_is_not_the_trainings_affair_and_hides_nothing() -> None:
     loop, raising, count = Loop(), Raising(), 0
     for batch in loop:
         count += batch
         assert raising
-    assert loop.named == set()
+    assert loop.named == {"count"}
 
 
 def test_only_the_loop_that_makes_steps_is_looked_at() -> None:
