@@ -529,13 +529,15 @@ def _in_loaders(
     """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
     marks: dict[str, list[object]] = {}
     objects = [one for loader in loaders for one in (loader.dataset, *samplers(loader))]
+    # A sampler of the script's own need not be of torch's class: what it changes in a pass is made again.
+    own_samplers = {id(one) for loader in loaders for one in samplers(loader) if is_own(one)}
     for one in {id(one): one for one in objects}.values():
         kind = type(one).__qualname__
         is_placed = isinstance(one, IterableDataset) and not tells_nothing  # its place is kept
-        attributes = vars(one) if is_placed else {}
-        places = {f"{kind}.{name}" for name, part in attributes.items() if type(part) is int}
+        kinds = CONTAINERS if id(one) in own_samplers else (int,) if is_placed else ()
+        kept_there = {f"{kind}.{name}" for name, part in _dict_of(one).items() if type(part) in kinds}
         for name, mark in _inside(kind, one, kept, notes=True).items():
-            if name not in places:
+            if name not in kept_there:
                 marks.setdefault(name, []).append(mark)
     return {**marks}
 

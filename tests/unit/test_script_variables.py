@@ -716,7 +716,23 @@ class Hardest(torch.utils.data.Sampler[int]):
             yield self.left.pop()
 
 
+class Buckets:
+    """Gives batches of whole buckets, and is of none of torch's classes."""
+
+    def __init__(self) -> None:
+        self.order = [*range(4)]
+
+    def __len__(self) -> int:
+        return len(self.order)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        self.order.append(self.order.pop(0))
+        yield from ([one] for one in self.order)
+
+
 def by_samplers(loop: Loop) -> None:
+    buckets: Any = Buckets()
+    third = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), batch_sampler=buckets)
     weighted, hardest = torch.utils.data.WeightedRandomSampler([1.0] * 4, 4), Hardest()
     first = torch.utils.data.DataLoader(Samples(), sampler=weighted)
     second = torch.utils.data.DataLoader(Samples(), sampler=hardest)
@@ -724,6 +740,7 @@ def by_samplers(loop: Loop) -> None:
         weighted.weights[batch % 4] += 1
         hardest.losses[batch % 4] += 1
         hardest.left = [batch]
+        assert len([*third]) == 4
     assert first.dataset is not second.dataset
 
 
