@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots, Place
+from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
+from jitckpt.agent.migration.host_part import Place
 from jitckpt.agent.migration.move import MoveError
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots

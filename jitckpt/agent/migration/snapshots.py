@@ -16,8 +16,8 @@ from typing import Any, Literal
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jitckpt.agent.migration.callers import STATUS_FAILED
-from jitckpt.agent.migration.followed_snapshots import DONE, FAILURES, HostPart, Place
 from jitckpt.agent.migration.host_dumps import DUMPS, HostDumps
+from jitckpt.agent.migration.host_part import DONE, FAILURES, HostPart, Place
 from jitckpt.agent.migration.move import LIMIT, MoveError
 from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
