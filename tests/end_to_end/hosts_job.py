@@ -20,6 +20,7 @@ from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import SAVED
 
 HOSTS = (0, 1)
+VARIABLES = ("env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1")
 AT_FIRST_HOST = ["--nnodes", "2", "--master-addr", "10.79.0.1"]
 
 
@@ -35,18 +36,20 @@ class HostsJob(Job):
         meet: Sequence[str] = MEET,
         held: Sequence[str] = ("--snapshot-every", str(EVERY)),
         placed: bool = True,
+        program: str = "",
     ) -> None:
-        """placed: each host is told its place."""
+        """placed: each host is told its place. program: the second host's CRIU, if it is another."""
         self.launcher, self.folder, self._memory = launcher, memory / "0", memory
         script = launcher.script(SCRIPT.replace("LOADERS", "0"))
         self.go_to(0)
-        program = criu_of_this_machine().program
-        command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1", f"{environment.CRIU.name}={program}"]
-        command += [*JITCKPT, "run", *meet, "--nproc-per-node", "1", "--device", "softgpu"]
+        programs = [found := criu_of_this_machine().program, program or found]
+        command = [*JITCKPT, "run", *meet, "--nproc-per-node", "1", "--device", "softgpu"]
         command += ["--mode", "transparent", *held, "--warm-spares", "0", *words]
         self._hosts = hosts
         self._commands = [
             [
+                *VARIABLES,
+                f"{environment.CRIU.name}={programs[host]}",
                 *command,
                 *(["--node-rank", str(host)] if placed else []),
                 *["--checkpoint-dir", str(memory / str(host)), script],
@@ -110,11 +113,14 @@ class SuspendedJob(HostsJob):
         shared: bool = False,
         meet: Sequence[str] = AT_FIRST_HOST,
         placed: bool = True,
+        program: str = "",
     ) -> None:
         if shared:
             (memory / "0").mkdir()
             (memory / "1").symlink_to("0")
-        super().__init__(launcher, hosts, memory, *words, meet=meet, held=held, placed=placed)
+        super().__init__(
+            launcher, hosts, memory, *words, meet=meet, held=held, placed=placed, program=program
+        )
 
     def ask(self, host: int, *words: str) -> "subprocess.Popen[str]":
         """Have a command ask from a host."""
@@ -158,7 +164,7 @@ class SuspendedJob(HostsJob):
         """Have both parts go on, on these hosts."""
         for host, where in enumerate(on):
             elsewhere = [] if where in HOSTS else ELSEWHERE
-            command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1"]
+            command = [*VARIABLES]
             command += [f"{environment.CRIU.name}={criu_of_this_machine().program}", *JITCKPT, "resume"]
             command += [str(self._memory / str(host)), "--node-rank", str(host), *words]
             self.agents[host] = self.launcher.start(*self._hosts.in_network_of(where), *elsewhere, *command)

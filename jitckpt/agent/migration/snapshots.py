@@ -342,7 +342,10 @@ class ProcessSnapshots(HostPart):
         self._tell(agents.SnapshotWhole(self._name, made, made and self._holds))
         if not made:
             self._shelf.not_all_have()
-            text = f"of step {self._step} could not be put on the disk: {self._why}."
+            text = (
+                f"of step {self._step} could not be put on the disk: {self._why}. See to its checkpoint "
+                "directory."
+            )
             if self._holds:
                 self._hold_no_more(text)
             else:
