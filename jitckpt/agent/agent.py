@@ -37,7 +37,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
-from jitckpt.agent.migration import lost_job
+from jitckpt.agent.migration import kept_snapshots, lost_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.kept_snapshots import ALONE, KeptSnapshots
@@ -127,6 +127,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
         max_standby=settings.max_standby,
+        resumes=settings.from_snapshot,
     )
     rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)
     try:
@@ -443,6 +444,7 @@ class Agent(LocalElasticAgent):
             spec = worker_group.spec
             if isinstance(self._lasting, CoordinatedRendezvous) and self._directory():
                 self._lasting.newest_start = self._newest_start_known()
+                self._lasting.had_place = kept_snapshots.place_in(Path(self._directory()))
             self._torchs_rendezvous(worker_group)
             if self._lasting is not None and self._lasting.has_waited:
                 self._lasting.has_waited = False

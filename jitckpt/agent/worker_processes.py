@@ -18,9 +18,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from jitckpt.agent.health import SUSPECT, HostReports
 from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.memory_tier import MemoryTier
-from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots, Place
+from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
 from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.host_dumps import HostDumps
+from jitckpt.agent.migration.host_part import Place
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Mover
 from jitckpt.agent.migration.shelf import Shelf

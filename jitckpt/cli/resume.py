@@ -108,6 +108,10 @@ def _launch(directory: Path, job: SuspendedJob, changed: list[str]) -> None:
 def _meeting(job: SuspendedJob, master: str | None) -> list[str]:
     """Return options by which a host of several has its place again. master: where the first one is now."""
     place = ["--node-rank", str(job.place)]
+    if job.meets == "etcd":
+        if master is not None:
+            raise NotResumed("The job's hosts meet at etcd, wherever they are: leave --master-addr out.")
+        return place
     if master is not None:
         return [*place, "--rdzv-backend", "static", "--rdzv-endpoint", "", "--master-addr", master]
     if job.meets == "c10d":

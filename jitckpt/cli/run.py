@@ -566,11 +566,8 @@ def _check_held(args: argparse.Namespace) -> None:
             raise ValueError("--snapshot-every: not yet with --broken-device")
     if args.mode != "transparent":
         raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
-    if _has_several_hosts(args):
-        if args.broken_device != "restart":
-            raise ValueError(f"{option}: on several hosts not yet with --broken-device")
-        if args.coordination is not None:
-            raise ValueError(f"{option}: on several hosts not yet with --coordination")
+    if _has_several_hosts(args) and args.broken_device != "restart":
+        raise ValueError(f"{option}: on several hosts not yet with --broken-device")
     if args.checkpoint_dir is None:
         raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
     if shutil.which("nsenter") is None:
@@ -600,7 +597,7 @@ def _own_domains(args: argparse.Namespace) -> tuple[tuple[str, ...], str]:
 
 
 def _check_hosts(args: argparse.Namespace) -> None:
-    args.fixed_place, args.spared = None, None
+    args.fixed_place, args.spared, place = None, None, _given_place(args)
     if args.spare_for is not None and not args.slurm:
         raise ValueError("--spare-for goes with --slurm")
     if args.wait is not None and args.min_hosts is None:
@@ -609,7 +606,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
         _make_slurm(args)
     least, most = torchrun.parse_min_max_nnodes(args.nnodes)
     if args.coordination is not None:
-        _make_coordinated(args, most)
+        _make_coordinated(args, most, place)
     if most == 1 or args.standalone:
         args.local_addr = args.local_addr or NO_MASTER  # nobody else comes to the workers' store
         if args.min_hosts is not None:
@@ -694,8 +691,8 @@ def _make_slurm(args: argparse.Namespace) -> None:
     args.fixed_place = place
 
 
-def _make_coordinated(args: argparse.Namespace, hosts: int) -> None:
-    """Have the hosts meet at a coordination service, which knows many jobs."""
+def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -> None:
+    """Have the hosts meet at a coordination service, which knows many jobs. place: that the user gives."""
     if hosts == 1 or args.standalone:
         raise ValueError("--coordination: a job on one host has nobody to meet; see --nnodes")
     if args.rdzv_endpoint or args.master_addr != NO_MASTER:
@@ -704,6 +701,8 @@ def _make_coordinated(args: argparse.Namespace, hosts: int) -> None:
         raise ValueError(
             "--coordination: give the job a name of its own with --rdzv-id, on all hosts the same"
         )
+    if place is not None and not args.slurm:
+        _take_place(args, place, hosts)
     name, port = min(endpoints_of(args.coordination)[0])
     args.rdzv_backend, args.rdzv_endpoint = (
         COORDINATED,
@@ -732,13 +731,25 @@ def _needs_another_port(args: argparse.Namespace) -> bool:
 
 def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:
     """Meet as with c10d where the user has given every host its place: torch's own has no second meeting."""
-    if not 0 <= args.node_rank < hosts:
-        raise ValueError(f"--node-rank {args.node_rank}: with --nnodes {hosts} it is from 0 to {hosts - 1}")
-    args.fixed_place = args.node_rank
+    _take_place(args, args.node_rank, hosts)
     args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
     args.rdzv_backend = "c10d"
     has_store = f"is_host={'true' if args.node_rank == 0 else 'false'}"
     args.rdzv_conf = f"{args.rdzv_conf},{has_store}" if args.rdzv_conf else has_store
+
+
+def _given_place(args: argparse.Namespace) -> int | None:
+    """Return the place that the command gives to this host; for torch, see to torchrun's default."""
+    place: int | None = args.node_rank
+    if place is None:
+        args.node_rank = int(os.environ.get("PET_NODE_RANK", "0"))
+    return place
+
+
+def _take_place(args: argparse.Namespace, place: int, hosts: int) -> None:
+    if not 0 <= place < hosts:
+        raise ValueError(f"--node-rank {place}: with --nnodes {hosts} it is from 0 to {hosts - 1}")
+    args.fixed_place = place
 
 
 def _check_script(args: argparse.Namespace) -> None:

@@ -82,6 +82,7 @@ def run_parser() -> argparse.ArgumentParser:
     parser = RunParser(ours, theirs)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
+    parser.set_defaults(node_rank=None)  # not given here, whatever the environment says
     return parser
 
 

@@ -101,7 +101,7 @@ def warnings(environment: Mapping[str, str]) -> list[str]:
     found = []
     with suppress(HostsError):
         srun = _srun(environment)
-        for look in (_ends_healthy_ranks, _ends_with_a_node):
+        for look in (_ends_healthy_ranks, _ends_with_a_node, _cancels_what_it_preempts):
             with suppress(HostsError):
                 found.append(look(environment, srun))
     return [sentence for sentence in found if sentence]
@@ -113,8 +113,7 @@ def _ends_healthy_ranks(environment: Mapping[str, str], srun: Sequence[str] | No
     if wanted is None:
         wanted = environment.get("SLURM_KILL_BAD_EXIT")
     if wanted is None:
-        lines = (line.partition("=") for line in asked("show", "config").splitlines())
-        wanted = {name.strip(): value.strip() for name, _, value in lines}.get("KillOnBadExit", "0")
+        wanted = _fields(asked("show", "config")).get("KillOnBadExit", "0")
     if wanted == "0":
         return ""
     unless = "" if srun is not None else ", unless srun was told otherwise"
@@ -135,6 +134,27 @@ def _ends_with_a_node(environment: Mapping[str, str], srun: Sequence[str] | None
         "as far as can be seen Slurm will end all agents of this job with the first node that is lost, and "
         f"no other can take its place. Add {' and '.join(missing)}."
     )
+
+
+def _cancels_what_it_preempts(environment: Mapping[str, str], srun: Sequence[str] | None) -> str:
+    """Return why nobody queues this job again after a preemption; empty if nothing says so."""
+    del srun
+    config, name = _fields(asked("show", "config")), environment.get("SLURM_JOB_PARTITION", "")
+    if config.get("PreemptType", "preempt/none") in ("preempt/none", "(null)"):
+        return ""
+    told = asked("-o", "show", "partition", name).split() if name else []
+    mode = dict(field.partition("=")[::2] for field in told).get("PreemptMode", config.get("PreemptMode", ""))
+    if "CANCEL" not in mode.upper().split(","):
+        return ""
+    return (
+        "Slurm cancels this job where another one needs its nodes (PreemptMode=CANCEL), and does not queue "
+        "it again. Its state is saved before: submit it again, and it goes on from there."
+    )
+
+
+def _fields(config: str) -> dict[str, str]:
+    lines = (line.partition("=") for line in config.splitlines())
+    return {name.strip(): value.strip() for name, _, value in lines}
 
 
 def _missing_of_the_job(job: str) -> list[str]:

@@ -16,7 +16,8 @@ class Member:
 
     place: the one that its user has given it, if any. since: higher for those that have come later. step:
     the newest of which it knows a save. address: neighbours have similar ones. start: the newest that its
-    checkpoint directory knows of, from when the job met elsewhere.
+    checkpoint directory knows of, from when the job met elsewhere. had: the place that it had, as far as that
+    directory shows; it takes any other, too.
     """
 
     after: int
@@ -25,6 +26,7 @@ class Member:
     step: int
     address: str = ""
     start: int = 0
+    had: int | None = None
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,8 @@ def stands_by(members: Mapping[str, Member], last: AgreedStart, agent: str) -> i
 def _placed(ready: Mapping[str, Member], before: Sequence[str], hosts: int) -> tuple[str, ...] | None:
     """Give each place to who had it, else to who wishes it, else to who wishes none.
 
-    The oldest come first; those that wish none are in the order of their addresses.
+    The oldest come first; those that wish none are in the order of their addresses, but for those whose
+    directories have what they need in one place.
     """
     placed = {place: agent for place, agent in enumerate(before) if agent in ready and place < hosts}
     free = sorted(ready.keys() - placed.values(), key=lambda agent: (ready[agent].since, agent))
@@ -79,6 +82,12 @@ def _placed(ready: Mapping[str, Member], before: Sequence[str], hosts: int) -> t
             placed.setdefault(wish, agent)
     places = [place for place in range(hosts) if place not in placed]
     others = [agent for agent in free if ready[agent].place is None][: len(places)]
+    for agent in others:
+        had = ready[agent].had
+        if had in places:
+            placed[had] = agent
+            places.remove(had)
+    others = [agent for agent in others if agent not in placed.values()]
     others.sort(key=lambda agent: (ready[agent].address, ready[agent].since, agent))
     placed.update(zip(places, others, strict=False))
     return tuple(placed[place] for place in range(hosts)) if len(placed) == hosts else None

@@ -64,12 +64,17 @@ class CoordinatedRendezvous(RendezvousHandler):
         secret: bytes | None = None,
         silent_hosts_are_dead: bool = False,
         max_standby: int | None = None,
+        resumes: bool = False,
     ) -> None:
-        """timeout: seconds for the hosts to come together. silence: seconds after which one is lost."""
+        """timeout: seconds for the hosts to come together. silence: seconds after which one is lost.
+
+        resumes: this agent goes on with a suspended job, whose agents of before may just be ending.
+        """
         self.agent = secrets.token_hex(8)
         self.signature = Signature(job, secret)
         self.newest_step: Callable[[], int] = lambda: 0  # of which this agent knows a save
         self.newest_start = 0  # that its checkpoint directory knows of
+        self.had_place: int | None = None  # that it shows
         self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self.has_waited = False  # until a job that was there already has taken it
         self._service, self._job, self._hosts, self._timeout = service, job, hosts, timeout
@@ -82,6 +87,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._fence = 0  # its revision
         self._lost: frozenset[str] = frozenset()  # agents of the last start that are seen no more here
         self._joined = 0  # the revision at which this agent came
+        self._resumes, self._came_after = resumes, 0  # the start that was the newest then
         self._stands_by, self._max_standby = False, max_standby
         self._lease = 0
         self._lock = threading.Lock()  # of the lease
@@ -346,9 +352,17 @@ class CoordinatedRendezvous(RendezvousHandler):
                 continue
             with suppress(ForeignError):
                 match self.signature.read(key, entry.value):
-                    case [int(after), None | int() as place, int(since), int(step), str(address), int(start)]:
+                    case [
+                        int(after),
+                        None | int() as place,
+                        int(since),
+                        int(step),
+                        str(address),
+                        int(start),
+                        None | int() as had,
+                    ]:
                         members[key.removeprefix(prefix)] = Member(
-                            after, place, since or entry.revision, step, address, start
+                            after, place, since or entry.revision, step, address, start, had
                         )
         return members
 
@@ -365,9 +379,10 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _is_closed(self, found: Entries) -> bool:
         """Return whether the job has ended since this agent came; before, it was another run of it."""
-        return (
-            self._read(found, "closed") is not None and found.revision_of(self._key("closed")) > self._joined
-        )
+        closed = self._read(found, "closed")  # the number of its last start
+        if closed is None or (self._resumes and closed <= self._came_after):
+            return False
+        return found.revision_of(self._key("closed")) > self._joined
 
     def _say_over(self) -> None:
         """Say that the newest start of this agent is over, if no other has followed it."""
@@ -379,8 +394,10 @@ class CoordinatedRendezvous(RendezvousHandler):
         with self._lock:
             if not self._lease:
                 self._lease = self._service.lease(self._lease_seconds)
+            if not self._joined and (last := self._last(self._service.get(self._key("start")))) is not None:
+                self._came_after = last.number
             told = [self._after, self._fixed_place, self._joined, self.newest_step(), self._address]
-            told.append(self.newest_start)
+            told += [self.newest_start, self.had_place]
             key = f"members/{self.agent}"
             revision = self._service.put_if(self._write(key, told), {}, self._lease)
             assert revision is not None  # without a condition

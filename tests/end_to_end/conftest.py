@@ -5,6 +5,8 @@ import pytest
 from fork_server import SERVERS
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
+from namespaces import Namespaces, namespaces
+from snapshot_job import in_memory, undisturbed_training
 
 
 def pytest_unconfigure() -> None:
@@ -29,3 +31,22 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*RUN, *TRAINING)
     assert result.status == 0, result.err
     return digests(result.out)
+
+
+@pytest.fixture
+def four_hosts() -> Iterator[Namespaces]:
+    with namespaces(4) as found:
+        yield found
+
+
+@pytest.fixture(scope="session")
+def undisturbed_job(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """What the training of snapshot_job.py ends with if nothing fails."""
+    return undisturbed_training(tmp_path_factory.mktemp("undisturbed"))
+
+
+@pytest.fixture
+def disks(launcher: Launcher) -> Iterator[Path]:
+    """Give where the hosts' directories are."""
+    with in_memory(launcher.directory / "disks") as folder:
+        yield folder

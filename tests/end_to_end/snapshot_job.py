@@ -160,9 +160,9 @@ def undisturbed_training(folder: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def in_memory(folder: Path) -> Iterator[Path]:
+def in_memory(folder: Path, size: str = "3g") -> Iterator[Path]:
     """Make a folder in memory, for a job's directory: a busy disk would take minutes."""
     folder.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=3g", "tmpfs", str(folder)], check=True)
+    subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)], check=True)
     yield folder
     subprocess.run(["umount", "--lazy", str(folder)], check=True)

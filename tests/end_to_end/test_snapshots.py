@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from criu_here import criu_of_this_machine
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
-from snapshot_job import KILL, SCRIPT, Job, in_memory, undisturbed_training
+from snapshot_job import KILL, SCRIPT, Job, in_memory
 from taken_number import TAKE
 
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -34,13 +34,8 @@ def memory(launcher: Launcher) -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    return undisturbed_training(tmp_path_factory.mktemp("undisturbed"))
-
-
 def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
-    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+    launcher: Launcher, program: str, undisturbed_job: list[str], memory: Path
 ) -> None:
     """With loaders; the second death comes before there is a newer snapshot."""
     before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
@@ -51,7 +46,7 @@ def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
     assert (folder.name, folder.stat().st_mode & 0o777) == ("snapshot-0000000008", 0o700)
     result = job.finish()
     assert result.status == 0, result.err
-    assert [*job.finals, *job.logs] == undisturbed
+    assert [*job.finals, *job.logs] == undisturbed_job
     assert [event["step"] for event in job.events("gone_back")][:2] == [whole["step"]] * 2
     assert "rank 0 was killed by SIGSEGV" in result.err
     assert "all ranks go back to the snapshot after step 8" in result.err
@@ -65,7 +60,7 @@ def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
 
 
 def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
-    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+    launcher: Launcher, program: str, undisturbed_job: list[str], memory: Path
 ) -> None:
     """It is said, and the job begins anew."""
     job = Job(launcher, "--fault", KILL, program=program)
@@ -80,12 +75,12 @@ def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
     assert result.status == 0, result.err
     assert "the snapshot after step 8 is of no use:" in result.err
     assert re.search(r"pages-\d+\.img is not what was written. The job begins anew.", result.err), result.err
-    assert job.finals == undisturbed[:2]
+    assert job.finals == undisturbed_job[:2]
     assert job.events("gone_back") == []
 
 
 def test_a_lost_job_goes_on_where_its_numbers_are_taken(
-    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+    launcher: Launcher, program: str, undisturbed_job: list[str], memory: Path
 ) -> None:
     """All of its processes are killed, and a stranger has the number of one: it gets a PID namespace.
 
@@ -116,13 +111,13 @@ def test_a_lost_job_goes_on_where_its_numbers_are_taken(
     assert f"the snapshot after step {newest} is of no use:" in result.err
     assert "is not what was written. That after step 8 is tried." in result.err
     assert "it goes on in a PID namespace" in result.err
-    assert [*again.finals, *again.logs] == undisturbed
+    assert [*again.finals, *again.logs] == undisturbed_job
     assert list(memory.glob("*snapshot*")) == []
     assert lasting_shared_memory(before) == []
 
 
 def test_a_worker_that_dies_in_a_snapshot_goes_back_to_the_one_before(
-    launcher: Launcher, program: str, undisturbed: list[str], memory: Path
+    launcher: Launcher, program: str, undisturbed_job: list[str], memory: Path
 ) -> None:
     """In the first dump of the second snapshot, whose files go."""
     armed = launcher.directory / "armed"
@@ -141,12 +136,12 @@ exec {program} "$@"
     result = job.finish()
     assert result.status == 0, result.err
     assert not armed.exists()
-    assert [*job.finals, *job.logs] == undisturbed
+    assert [*job.finals, *job.logs] == undisturbed_job
     assert job.events("gone_back")[0]["step"] == 8
     assert "it has ended with status 3" in job.events("snapshot_failed")[0]["text"]
 
 
-def test_a_full_disk_harms_no_training(launcher: Launcher, program: str, undisturbed: list[str]) -> None:
+def test_a_full_disk_harms_no_training(launcher: Launcher, program: str, undisturbed_job: list[str]) -> None:
     folder = launcher.directory / "checkpoints"
     folder.mkdir()
     subprocess.run(["mount", "-t", "tmpfs", "-o", "size=50m", "tmpfs", str(folder)], check=True)
@@ -158,14 +153,14 @@ def test_a_full_disk_harms_no_training(launcher: Launcher, program: str, undistu
         result = job.finish()
         assert result.status == 0, result.err
         assert result.err.count("a snapshot could not be made") == 1
-        assert [*job.finals, *job.logs] == undisturbed
+        assert [*job.finals, *job.logs] == undisturbed_job
         assert list(folder.glob("*snapshot-*")) == []
     finally:
         subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
 def test_what_can_not_be_dumped_is_said_at_the_start(
-    launcher: Launcher, program: str, undisturbed: list[str]
+    launcher: Launcher, program: str, undisturbed_job: list[str]
 ) -> None:
     script = SCRIPT.replace("\nmain()\n", '\nring = dist.TCPStore("127.0.0.1", 0, is_master=True)\nmain()\n')
     job = Job(launcher, program=program, script=script)
@@ -173,7 +168,7 @@ def test_what_can_not_be_dumped_is_said_at_the_start(
     assert result.status == 0, result.err
     assert "no snapshots are made: Process" in result.err
     assert "has an io_uring" in result.err
-    assert [*job.finals, *job.logs] == undisturbed
+    assert [*job.finals, *job.logs] == undisturbed_job
     assert job.events("snapshot_wanted") == []
 
 
@@ -181,7 +176,8 @@ def test_what_can_not_be_dumped_is_said_at_the_start(
     ("words", "said"),
     [
         (["--mode", "user"], "--snapshot-every: only --mode transparent"),
-        (["--mode", "transparent", *TWO_HOSTS], "--snapshot-every: on several hosts not yet with"),
+        (["--mode", "transparent", *TWO_HOSTS, "--broken-device", "exchange"], "--snapshot-every: not yet"),
+        (["--mode", "transparent", *TWO_HOSTS, "--node-rank", "2"], "--node-rank 2: with --nnodes 2 it is"),
         (["--mode", "transparent"], "--snapshot-every needs --checkpoint-dir"),
     ],
 )

@@ -17,6 +17,8 @@ from jitckpt.hosts.coordination import CoordinationError, LeaseLost
 from jitckpt.hosts.etcd import Etcd
 from jitckpt.hosts.stores import StoreGone
 
+LIMIT = 60.0
+
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
@@ -42,6 +44,12 @@ class Agents:
     def meet(self, *agents: CoordinatedRendezvous) -> list[Any]:
         """Return each agent's part in the next start."""
         return [future.result() for future in self.begin(*agents)]
+
+    def until_there(self, count: int) -> None:
+        """Wait until so many are members."""
+        service = Etcd(self.cluster.url, {}, 5)
+        while len(service.get(f"jitckpt/{self.job}/meeting/members/").entries) < count:
+            time.sleep(0.05)
 
     def begin(self, *agents: CoordinatedRendezvous) -> "list[Future[Any]]":
         return [self.pool.submit(agent.next_rendezvous) for agent in agents]
@@ -207,6 +215,22 @@ def test_who_stands_by_does_so_for_as_long_as_the_job_is_there(
     lose(spare, b)
     agents.meet(a)
     assert waits.result().rank in (0, 1)
+
+
+def test_who_resumes_a_suspended_job_waits_for_the_end_of_its_agents(agents: Agents) -> None:
+    """That they say that the job has ended is for those that stand by alone."""
+    a, b, spare = agents.make(), agents.make(), agents.make()
+    agents.meet(a, b)
+    c, d = agents.make(resumes=True), agents.make(resumes=True)
+    (stands_by, *goes_on) = agents.begin(spare, c, d)
+    agents.until_there(5)
+    for agent in (a, b):
+        agent.shutdown()
+    with pytest.raises(NotNeeded):
+        stands_by.result(LIMIT)
+    for agent in (spare, a, b):
+        agent.leave()
+    assert {one.result(LIMIT).rank for one in goes_on} == {0, 1}
 
 
 def test_the_newest_safe_step_stands_in_the_start(agents: Agents) -> None:

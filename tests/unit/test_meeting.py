@@ -39,6 +39,17 @@ def test_places_are_as_wished() -> None:
     assert next_start(both, None, False, (), 2) is None
 
 
+def test_who_has_what_a_place_needs_gets_it_but_takes_any() -> None:
+    members = {"a": Member(0, None, 1, 0, "1", had=1), "b": member(address="2")}
+    assert next_start(members, None, False, (), 2) == AgreedStart(1, ("b", "a"), 0)
+    both = {"a": Member(0, None, 1, 0, "1", had=1), "b": Member(0, None, 2, 0, "2", had=1)}
+    assert next_start(both, None, False, (), 2) == AgreedStart(1, ("b", "a"), 0)
+    beyond = {"a": Member(0, None, 1, 0, "1", had=7), "b": Member(0, None, 2, 0, "2", had=0)}
+    assert next_start(beyond, None, False, (), 2) == AgreedStart(1, ("b", "a"), 0)
+    lost = {"b": member(after=4), "c": Member(0, None, 1, 0, "0", had=1)}
+    assert next_start(lost, LAST, True, (), 2) == AgreedStart(5, ("c", "b"), 20), "any place that is free"
+
+
 def test_who_had_a_place_keeps_it_and_a_spare_takes_the_lost_ones() -> None:
     members = {"b": member(after=4, address="1"), "c": member(address="0")}
     assert next_start(members, LAST, True, (), 2) == AgreedStart(5, ("c", "b"), 20)
@@ -75,6 +86,7 @@ def test_an_agent_that_is_there_is_waited_for_unless_it_is_seen_no_more() -> Non
             st.integers(1, 9),
             st.integers(0, 99),
             st.sampled_from(["", "1", "2"]),
+            had=st.none() | st.integers(0, 3),
         ),
     ),
     st.none()

@@ -65,7 +65,10 @@ def test_it_is_the_memory_tiers_where_no_option_says_another(
 # As Slurm 22.05 answers; SubmitLine is what 25.11 has beside. NO_SCRIPT: the status where a job has none.
 SCONTROL = """#!/bin/bash
 case "$*" in
-    "show config") echo "KillOnBadExit           = $KILL_ON_BAD_EXIT" ;;
+    "show config")
+        echo "KillOnBadExit           = $KILL_ON_BAD_EXIT"
+        [[ ! $PREEMPTS ]] || printf "PreemptMode   = $PREEMPTS\nPreemptType   = preempt/partition_prio\n" ;;
+    "-o show partition low") echo "PartitionName=low State=UP PreemptMode=$OF_PARTITION" ;;
     "-o show step 7.0") echo "StepId=7.0 UserId=0 State=RUNNING Name=bash SrunHost:Pid=$SRUN " ;;
     "write batch_script 7 -") printf %s "$SCRIPT"; [[ $SCRIPT ]] || exit "${NO_SCRIPT:-0}" ;;
     "show job 7")
@@ -145,6 +148,21 @@ def test_it_is_told_where_a_job_or_a_step_ends_with_the_first_node_that_is_lost(
     cluster.says(submitted="sbatch -N4 b.sh")
     assert "Add #SBATCH --no-kill to its script." in cluster.warnings("-k")
     assert cluster.warnings("-k", SBATCH_NO_KILL="") == ""
+
+
+def test_it_is_told_where_who_is_preempted_is_not_queued_again(cluster: Cluster) -> None:
+    """A partition has its own mode, or the cluster's."""
+    told = "Slurm cancels this job where another one needs its nodes (PreemptMode=CANCEL)"
+    silent = ["-k", "-K0"]
+    cluster.says(script="")
+    assert cluster.warnings(*silent, SLURM_JOB_PARTITION="low") == ""
+    cluster.set("PREEMPTS", "GANG,CANCEL")
+    assert told in cluster.warnings(*silent)
+    for mode, is_told in (("CANCEL", True), ("REQUEUE", False), ("OFF", False)):
+        cluster.set("OF_PARTITION", mode)
+        assert (told in cluster.warnings(*silent, SLURM_JOB_PARTITION="low")) == is_told
+    cluster.set("PREEMPTS", "REQUEUE")
+    assert cluster.warnings(*silent) == ""
 
 
 @pytest.mark.parametrize("status", ["0", "1"])

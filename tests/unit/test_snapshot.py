@@ -9,8 +9,8 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt.agent.migration import looked_at
-from jitckpt.agent.migration.followed_snapshots import Place
 from jitckpt.agent.migration.host_dumps import HostDumps
+from jitckpt.agent.migration.host_part import Place
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots, contents, empty, fill

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots, Place
+from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
+from jitckpt.agent.migration.host_part import Place
 from jitckpt.agent.migration.move import MoveError
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots
@@ -304,6 +305,7 @@ def test_a_disk_that_is_full_on_one_host_leaves_all_the_one_before(job: Job, hos
     assert job.steps == [[12]] * 3
     assert len({tuple(one.shelf.named) for one in job.dumps}) == 1
     assert "of step 23 could not be put on the disk" in job.told[0]
+    assert "See to its checkpoint directory." in job.told[0]
 
 
 def test_a_host_that_does_not_answer_is_not_waited_for(job: Job) -> None:

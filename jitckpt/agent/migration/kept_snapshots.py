@@ -21,6 +21,12 @@ Place = tuple[int, int]  # a host's number, and of how many
 ALONE: Place = (0, 1)
 
 
+def place_in(directory: Path) -> int | None:
+    """Return which host this is, if there are snapshots of one alone: its own, as nobody shares it."""
+    hosts = [one for one in of_hosts(directory) if left(one)]
+    return int(hosts[0].name.removeprefix(HOST)) if len(hosts) == 1 else None
+
+
 class KeptSnapshots:
     """shelf: where they are; of several hosts each has its own, once it has a place among them."""
 

@@ -16,8 +16,8 @@ from typing import Any, Literal
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jitckpt.agent.migration.callers import STATUS_FAILED
-from jitckpt.agent.migration.followed_snapshots import DONE, FAILURES, HostPart, Place
 from jitckpt.agent.migration.host_dumps import DUMPS, HostDumps
+from jitckpt.agent.migration.host_part import DONE, FAILURES, HostPart, Place
 from jitckpt.agent.migration.move import LIMIT, MoveError
 from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
@@ -342,7 +342,10 @@ class ProcessSnapshots(HostPart):
         self._tell(agents.SnapshotWhole(self._name, made, made and self._holds))
         if not made:
             self._shelf.not_all_have()
-            text = f"of step {self._step} could not be put on the disk: {self._why}."
+            text = (
+                f"of step {self._step} could not be put on the disk: {self._why}. See to its checkpoint "
+                "directory."
+            )
             if self._holds:
                 self._hold_no_more(text)
             else:
