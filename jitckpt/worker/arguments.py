@@ -11,7 +11,7 @@ from torch.optim import Optimizer
 
 from jitckpt.saves.layout import Identity
 from jitckpt.state import parallel
-from jitckpt.state.kept import NOTHING, Kept
+from jitckpt.state.kept import Kept
 from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
 from jitckpt.worker.saving.periodic import PeriodicSettings
@@ -39,9 +39,8 @@ class Arguments:
 
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
     is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks. kept:
-    what is kept though it was not given. finds_generators: the script's own are found, and kept.
-    replicas: ranks on other hosts that hold what this one holds, where that decides where its copies in
-    memory go.
+    what is kept though it was not given; None: nothing is. replicas: ranks on other hosts that hold what this
+    one holds, where that decides where its copies in memory go.
     """
 
     root: Path
@@ -58,8 +57,7 @@ class Arguments:
     local_state_limit: int
     self_check: str
     accumulation: int = 1
-    kept: Kept = NOTHING
-    finds_generators: bool = False
+    kept: Kept | None = None
     replicas: Sequence[int] = ()
 
 

@@ -161,8 +161,7 @@ def init(
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
-            kept=kept.find(optimizers, schedulers, scaler, extra) if finds else kept.NOTHING,
-            finds_generators=finds,
+            kept=kept.find(optimizers, schedulers, scaler, extra) if finds else None,
             replicas=elsewhere[identity.rank] if elsewhere else (),
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
@@ -281,7 +280,7 @@ class Job:
         return ScriptVariables(
             [
                 *(given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self),
-                *(*wrappers, *given.kept.objects()),
+                *(*wrappers, *(given.kept or kept.NOTHING).objects()),
             ],
             given.extra,
             lambda: self._protection.step,
@@ -658,8 +657,8 @@ def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostS
         extra=given.extra,
         device=device,
         loop=loop,
-        kept=given.kept,
-        finds_generators=given.finds_generators,
+        kept=given.kept or kept.NOTHING,
+        finds_generators=given.kept is not None,
     )
 
 
