@@ -26,6 +26,8 @@ from jitckpt.hooks.attached import Attached, AttachedMethod
 from jitckpt.hooks.untraced import compiled_from, left_out, untraced
 from jitckpt.state.optimizer_state import inside
 
+MOST_PARTS = 100  # of a model that are watched, where nobody calls the model itself
+
 
 class Listener(Protocol):
     """What is told; `step` is the step being made, counted from 1."""
@@ -114,8 +116,10 @@ class TrainingHooks:
         self._asked_since_forward = False
         self._handles: list[RemovableHandle] = []
         called = [] if model is None else [*outermost(model)]
+        # Inside of what is watched; a wrapper may be gone with the script's last name for it.
+        self._inside = WeakSet(_parts_of(called))
         for one in called:
-            self._watch_model(one)
+            self._handles += self._watch_model(one)
         if on_phase is not None:
             self._watch_parts(model, called)
         self._watch_optimizers(optimizers)
@@ -130,20 +134,34 @@ class TrainingHooks:
         elif every_scaler:
             self._wrap_every_scaler()
 
-    def _watch_model(self, model: nn.Module) -> None:
+    def _watch_model(self, model: nn.Module) -> list[RemovableHandle]:
+        handles: list[RemovableHandle] = []
         begins, ends = untraced(self._forward_begins), untraced(self._forward_ends)
         compiled = compiled_from(model)
         if compiled:  # which may be one graph that no hook may cut: these are called around it
             for one in compiled:
-                self._handles += [
+                handles += [
                     one.register_forward_pre_hook(Attached(begins)),
                     one.register_forward_hook(Attached(ends)),
                 ]
             begins, ends = left_out(begins), left_out(ends)
-        self._handles += [
+        return [
+            *handles,
             model.register_forward_pre_hook(Attached(begins)),
             model.register_forward_hook(Attached(ends)),
         ]
+
+    def _watch_inside(self) -> None:
+        """Watch, from the next minibatch on, what is inside of the modules that nobody calls.
+
+        Such as a model that the script has wrapped anew by DistributedDataParallel, or calls by its parts.
+        """
+        called = [*self._inside] if len(self._inside) <= MOST_PARTS else []
+        self._inside = WeakSet(_parts_of(called))
+        if self._outermost is not None:
+            self._outermost.update(called)
+        for one in called:
+            self._handles[:0] = self._watch_model(one)  # the last one stays what it is, see end_last
 
     def _watch_parts(self, model: nn.Module | None, called: Iterable[nn.Module]) -> None:
         """Watch the modules of the model, or without one all there are, for what they are called in."""
@@ -283,6 +301,7 @@ class TrainingHooks:
             # No model was given, or one whose forward nobody calls (but other methods, or parts): the last
             # moment that is known.
             self._listener.forward_ended(self.step + 1)
+            self._watch_inside()
         self._listener.step_begun(self.step + 1)
         if self._on_phase is not None:
             self._on_phase(self.step + 1, "optimizer")
@@ -424,6 +443,10 @@ def outermost(model: nn.Module) -> Iterator[nn.Module]:
         return
     for part in model.children():
         yield from outermost(part)
+
+
+def _parts_of(modules: Iterable[nn.Module]) -> Iterator[nn.Module]:
+    return (part for module in modules for child in module.children() for part in outermost(child))
 
 
 def all_inside(optimizer: Optimizer) -> Iterator[Optimizer]:

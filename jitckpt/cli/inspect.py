@@ -22,8 +22,9 @@ from jitckpt.reports import memory_inspection, memory_states, memory_survival, o
 from jitckpt.reports.following import Follower
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 from jitckpt.reports.memory_inspection import KeptShard
-from jitckpt.reports.present import RankNow, is_whole
+from jitckpt.reports.present import RankNow
 from jitckpt.reports.timeline import jobs
+from jitckpt.reports.whole_events import is_whole
 
 SHOWN_RANKS = 8
 

@@ -16,9 +16,9 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.events import FILE_NAME, read_events
 from jitckpt.planning.snapshots import SnapshotCosts, best_interval_seconds, best_minutes, lost_share
 from jitckpt.planning.units import DAY_SECONDS, MINUTE_SECONDS, SECONDS, quantity, show_seconds
-from jitckpt.reports.present import is_whole
 from jitckpt.reports.snapshots_measured import MeasuredSnapshots, measured
 from jitckpt.reports.timeline import jobs
+from jitckpt.reports.whole_events import is_whole
 
 COMPARED = (0.5, 1.0, 2.0)  # times the best interval
 NOTHING = MeasuredSnapshots((), (), (), 0, 0.0)

@@ -12,10 +12,10 @@ from rich.console import Console
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.tables import WIDTH_OF_FILES, show
 from jitckpt.events import FILE_NAME, Event, read_events
-from jitckpt.reports.present import is_whole
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.timeline_pauses import pauses, pauses_table
 from jitckpt.reports.timeline_transparent import steps_table, transparent_recoveries
+from jitckpt.reports.whole_events import is_whole
 
 
 def main(arguments: list[str]) -> int:

@@ -9,7 +9,9 @@ from typing import Any
 
 from jitckpt.decisions.memory_state import STATES
 from jitckpt.events import FILE_NAME, Event, parse_event
-from jitckpt.reports.present import AgentsProgress, JobModel, Present, is_whole
+from jitckpt.reports.job_model import JobModel
+from jitckpt.reports.present import AgentsProgress, Present
+from jitckpt.reports.whole_events import is_whole
 from jitckpt.system import regular_file
 
 PIECE = 1 << 22  # bytes read at a time

@@ -236,10 +236,12 @@ def _ending(events: Sequence[Event], directory: str) -> list[str]:
     sentences = [f"The job {ended[-1]['outcome']}{after}."]
     last = _of(events, "saved") if ended[-1]["outcome"] != "succeeded" else []
     if last:
-        sentences.append(
-            f"The state after step {last[-1]['step']} lies in {directory}; "
-            "the same command goes on from there."
+        goes_on = (
+            "once what is said above is mended, the same command goes on from there."
+            if _of(events, "incurable")
+            else "the same command goes on from there."
         )
+        sentences.append(f"The state after step {last[-1]['step']} lies in {directory}; {goes_on}")
     return sentences
 
 

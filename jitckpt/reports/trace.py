@@ -4,7 +4,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from jitckpt.events import Event
-from jitckpt.reports.present import CAUSES, model_of
+from jitckpt.reports.job_model import model_of
+from jitckpt.reports.present import CAUSES
 from jitckpt.reports.timeline_pauses import pauses
 from jitckpt.reports.timeline_picture import MEANINGS, recoveries
 

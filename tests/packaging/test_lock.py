@@ -2,9 +2,11 @@
 
 import re
 import tomllib
+from importlib.metadata import PackageNotFoundError, metadata
 from pathlib import Path
 
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[2]
@@ -31,3 +33,19 @@ def test_all_requirements_are_locked_in_a_fitting_version() -> None:
 
 def test_the_default_torch() -> None:
     assert locked()["torch"] == "2.11.0"
+
+
+def test_the_oldest_python_that_is_promised_can_install_all() -> None:
+    """Else the first minute fails there: scripts/setup installs the lock file. Debian 12 has Python 3.11.2."""
+    promised = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["requires-python"]
+    oldest = promised.removeprefix(">=") + ".0"
+    refused, known = [], 0
+    for name in locked():
+        try:
+            required = metadata(name)["Requires-Python"]
+        except PackageNotFoundError:  # of another torch
+            continue
+        known += 1
+        if required and not SpecifierSet(required).contains(oldest):
+            refused.append(f"{name} needs Python {required}")
+    assert known and not refused

@@ -13,15 +13,8 @@ from jitckpt.agent import protection
 from jitckpt.decisions.memory_state import HEALTHS
 from jitckpt.reports.document import as_document, from_document
 from jitckpt.reports.following import SILENT_AFTER, Follower
-from jitckpt.reports.present import (
-    CAUSES,
-    MEMORY_IS_OFF,
-    AgentsProgress,
-    JobModel,
-    MemoryHost,
-    Present,
-    model_of,
-)
+from jitckpt.reports.job_model import MEMORY_IS_OFF, JobModel, model_of
+from jitckpt.reports.present import CAUSES, AgentsProgress, MemoryHost, Present
 
 RANKS = 2
 STARTED = 1000.0

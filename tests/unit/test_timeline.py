@@ -6,7 +6,7 @@ import pytest
 
 from jitckpt.cli import main
 from jitckpt.events import FILE_NAME, Event
-from jitckpt.reports.present import model_of
+from jitckpt.reports.job_model import model_of
 from jitckpt.reports.timeline import in_words, jobs, recoveries, rows
 from jitckpt.reports.trace import trace
 
@@ -125,6 +125,17 @@ def test_what_memory_had_is_told_with_whether_it_went_to_files(written: bool) ->
     told = in_words(story.restarted(7).add("job_ended", outcome="succeeded").events, "ckpt")
     then = "and was written to files from there" if written else "so no file was written"
     assert told[1] == f"The state after step 7 was in memory, {then}."
+
+
+def test_where_the_same_command_would_end_the_same_again_it_is_not_said_to_go_on() -> None:
+    story = Story().killed_and_saved().restarted(19)
+    story.add("incurable", text="jitckpt would refuse rank 0 the same again").add(
+        "job_ended", outcome="failed"
+    )
+    assert in_words(story.events, "ckpt")[-1] == (
+        "The state after step 19 lies in ckpt; "
+        "once what is said above is mended, the same command goes on from there."
+    )
 
 
 def test_two_failures_are_two_recoveries() -> None:

@@ -330,11 +330,37 @@ def test_a_model_whose_forward_is_never_called_is_past_it_when_the_step_begins(t
     parts = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
     hooks = TrainingHooks(told, model=parts, optimizers=[optimizer])
-    for _ in range(2):
-        parts[1](parts[0](torch.ones(1, 2))).sum().backward()
-        optimizer.step()
-        assert [name for name, _ in told.take()] == STEP
+    parts[1](parts[0](torch.ones(1, 2))).sum().backward()
+    optimizer.step()
+    assert [name for name, _ in told.take()] == STEP
     hooks.detach()
+
+
+def test_a_model_whose_forward_is_never_called_is_watched_by_its_parts(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    """Else what a rank alone knows is lost with it behind its forward pass, and other ranks make the step."""
+    parts = nn.Sequential(nn.Linear(2, 2), Agent(), nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
+    attached.append(TrainingHooks(told, model=parts, optimizers=[optimizer]))
+    for step in (1, 2):
+        loss = parts[2](parts[1].nets.actor(parts[0](torch.ones(1, 2)))).sum()
+        assert told.take() == [("begun", 2), *[("forward", 2)] * 3] * (step == 2)
+        loss.backward()
+        optimizer.step()
+        told.take()
+
+
+def test_a_model_that_is_wrapped_anew_is_watched_inside(told: Told, attached: list[TrainingHooks]) -> None:
+    """As DistributedDataParallel is, once some layers are frozen no more."""
+    inner = nn.Linear(2, 2)
+    optimizer = sgd(inner)
+    attached.append(TrainingHooks(told, model=nn.DataParallel(inner), optimizers=[optimizer]))
+    for step in (1, 2):
+        forward_backward(nn.DataParallel(inner))
+        assert told.take() == [("begun", 2), ("forward", 2)] * (step == 2)
+        optimizer.step()
+        told.take()
 
 
 @pytest.mark.parametrize("given", [True, False])
