@@ -18,8 +18,8 @@ import json
 import math
 import os
 import random
+import secrets
 import signal
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -211,8 +211,8 @@ def is_there(pid: int) -> bool:
 class Job:
     """So many hosts."""
 
-    def __init__(self, hosts: int, copies: int, folder: str, seed: int) -> None:
-        self.count, self.copies, self.folder, self.seed = hosts, copies, folder, seed
+    def __init__(self, hosts: int, copies: int, name: str, seed: int) -> None:
+        self.count, self.copies, self.name, self.seed = hosts, copies, name, seed
         self.started = 0
         self.hosts: list[Running] = []
         for number in range(hosts):
@@ -224,7 +224,7 @@ class Job:
         self.started += 1
         ours, theirs = _processes.Pipe()
         others = [ours, *(host.pipe for host in self.hosts if not host.pipe.closed)]
-        of_agent = self.count, self.copies, f"{self.folder} {self.started}"
+        of_agent = self.count, self.copies, f"{self.name} {self.started}"
         process = _processes.Process(target=serve, args=(theirs, others, number, *of_agent))
         process.start()
         theirs.close()
@@ -263,12 +263,11 @@ class Job:
 
 @contextlib.contextmanager
 def job_of(hosts: int, copies: int, seed: int) -> Iterator[Job]:
-    with tempfile.TemporaryDirectory(prefix="jitckpt-losses-") as folder:
-        job = Job(hosts, copies, folder, seed)
-        try:
-            yield job
-        finally:
-            job.end()
+    job = Job(hosts, copies, secrets.token_hex(8), seed)
+    try:
+        yield job
+    finally:
+        job.end()
 
 
 def drawn(seed: int, hosts: int, lost: int, trials: int) -> list[list[int]]:
