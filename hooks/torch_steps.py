@@ -22,7 +22,7 @@ from jitckpt.hooks.guard import Guard
 from jitckpt.hooks.torch_training import is_in_step
 from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
-from jitckpt.state.host_state import unwrapped
+from jitckpt.state.model_state import unwrapped
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 
 State = Callable[[], Mapping[str, Tensor]]

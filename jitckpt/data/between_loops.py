@@ -5,7 +5,7 @@ there is compared.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from types import FrameType
 from typing import Any, Protocol
@@ -15,6 +15,11 @@ import torch
 from jitckpt.data import generators
 
 MOST_DRAWN = 16  # stretches whose generators are kept: without job.epochs there is no end of them
+TOO_MANY = (
+    f"More than {MOST_DRAWN} times in one epoch the script has drawn random numbers outside of its loops "
+    "over batches or steps. After a failure the first of these draw others, and what they make may differ. "
+    "Give each pass an epoch of its own, `for epoch in job.epochs(n):`, in the place of a loop over range(n)."
+)
 
 
 class Head(Protocol):
@@ -52,11 +57,12 @@ def saved_stretches(loop: Mapping[str, Any]) -> Iterable[Mapping[str, Any]]:
 class BetweenLoops:
     """The stretches of one epoch; of a restored one those are known that are to be gone through again."""
 
-    def __init__(self, head: Head | None) -> None:
-        self._head = head
+    def __init__(self, head: Head | None, warn: Callable[[str], None]) -> None:
+        self._head, self._warn = head, warn
         self._number = 0  # of the one that is open, or of the next one
         self._begun: bytes | None = None  # all generators as the one that is open began
         self._compares = True
+        self._said_too_many = False
         self.ended: list[Stretch] = []
 
     def begin_epoch(self) -> None:
@@ -86,8 +92,11 @@ class BetweenLoops:
             return
         drawn_from = b"" if begun == generators.all_packed() else begun
         self.ended.append(Stretch(drawn_from, json.dumps(now).encode() if now else b""))
-        if len(self.ended) > MOST_DRAWN:
+        if len(self.ended) > MOST_DRAWN and self.ended[-1 - MOST_DRAWN].drawn_from:
             self.ended[-1 - MOST_DRAWN].drawn_from = b""
+            if not self._said_too_many:
+                self._said_too_many = True
+                self._warn(TOO_MANY)
 
     def restore(self, saved: Iterable[Mapping[str, Any]], *, of_others: bool) -> None:
         """Go through those again that were saved. of_others: as other ranks, so what is computed is other."""

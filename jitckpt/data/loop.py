@@ -68,6 +68,7 @@ class Loop:
         put_back: Callable[[], None],
         warn: Callable[[str], None],
         went_on: Callable[[FrameType], None] = lambda frame: None,
+        first_asked: Callable[[FrameType], None] = lambda frame: None,
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
         drawn: Callable[[int], None] = lambda number: None,
         head: Head | None = None,
@@ -77,14 +78,16 @@ class Loop:
         It returns whether optimizer steps have been made since the last one. write_again: write what this
         rank alone knows after the last step once more. put_back: put the state back that the job was restored
         to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps. epoch_begins: it is given an epoch. drawn: it is
-        given a batch, of that pass of the epoch. head: looks at what it computes outside of its loops.
+        its next minibatch, and has made optimizer steps; first_asked: it has made none yet. epoch_begins: it
+        is given an epoch. drawn: it is given a batch, of that pass of the epoch. head: looks at what it
+        computes outside of its loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
-        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head)
+        self._script_first_asked = first_asked
+        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -223,6 +226,11 @@ class Loop:
     def epoch(self) -> int:
         """The epoch in which the job is."""
         return self._epoch
+
+    @property
+    def round(self) -> tuple[int, ...]:
+        """Which pass or loop over steps it is."""
+        return self._epoch_loop, self._epoch, len(self._passes), self._step_loops_begun
 
     @property
     def batches_done(self) -> int:
@@ -490,6 +498,8 @@ class Loop:
             self._has_given = False
             if frame is not None:
                 self._script_went_on(frame)
+        elif frame is not None and not self._minibatches:
+            self._script_first_asked(frame)
 
     def _ended(self) -> None:
         """It is known since then that the loop is at its end.

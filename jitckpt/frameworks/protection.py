@@ -21,7 +21,7 @@ from torch import nn
 from jitckpt.console import say
 from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError
-from jitckpt.state.host_state import Stateful
+from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
 from jitckpt.worker import agreements
 from jitckpt.worker import job as jobs

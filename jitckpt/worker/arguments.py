@@ -11,8 +11,8 @@ from torch.optim import Optimizer
 
 from jitckpt.saves.layout import Identity
 from jitckpt.state import parallel
-from jitckpt.state.host_state import Stateful
 from jitckpt.state.kept import NOTHING, Kept
+from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction

@@ -30,8 +30,9 @@ from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, kept
-from jitckpt.state.host_state import HostState, Stateful
+from jitckpt.state.host_state import HostState
 from jitckpt.state.parallel import DeviceBarrier
+from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked
@@ -232,9 +233,9 @@ class Job:
         self._put_shared: Callable[[], object] | None = None  # what was restored, once more
         self._as_restored: AsRestored | None = None  # until the first batch
         self._protection: Protection | Unprotected = Unprotected()
-        said: set[object] = set()
-        self._variables = self._make_variables(given, said, of_epochs=False)
-        self._loop = self._make_loop(given, self._make_variables(given, said, of_epochs=True))
+        known: tuple[set[object], set[object]] = set(), set()
+        self._variables = self._make_variables(given, *known, of_epochs=False)
+        self._loop = self._make_loop(given, self._make_variables(given, *known, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = _host_of(given, device, self._loop)
         self._host.progress()  # whatever can't be saved is refused here and now
@@ -269,7 +270,9 @@ class Job:
         self._protection.watch_from_base()
         atexit.register(self._at_exit)
 
-    def _make_variables(self, given: Arguments, said: set[object], *, of_epochs: bool) -> ScriptVariables:
+    def _make_variables(
+        self, given: Arguments, said: set[object], targets: set[object], *, of_epochs: bool
+    ) -> ScriptVariables:
         wrappers = [one for wrapped in given.wrappers.values() for one in wrapped]
         return ScriptVariables(
             [
@@ -280,7 +283,9 @@ class Job:
             lambda: self._protection.step,
             self._reporter.warn_on_first,
             of_epochs=of_epochs,
+            of_round=lambda: self._loop.round,
             said=said,
+            targets=targets,
         )
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
@@ -293,6 +298,7 @@ class Job:
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
             went_on=self._variables.look,
+            first_asked=self._variables.loop_begins,
             epoch_begins=variables_of_epochs.look,
             drawn=self._batch_drawn,
             head=self._head,

@@ -36,8 +36,9 @@ from jitckpt.ring.copies import Asker
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state, starts
-from jitckpt.state import host_state, parallel
-from jitckpt.state.host_state import HostState, ModelState, Shared
+from jitckpt.state import model_state, parallel
+from jitckpt.state.host_state import HostState, Shared
+from jitckpt.state.model_state import ModelState
 from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 from jitckpt.state.parallel import DeviceBarrier
@@ -251,7 +252,7 @@ class Protection:
         self._profiler = self._make_profiler()
         self._unwatch = parameter_data.watch(self._outside.taken)
         if arguments.model is not None:
-            self._module_numbers = ModuleNumbers(host_state.unwrapped(arguments.model))
+            self._module_numbers = ModuleNumbers(model_state.unwrapped(arguments.model))
         self._draws = Draws(arguments.model, lambda: loop.is_used, reporter.warn_on_first)
         self._hooks = self._make_hooks()
         self._others = OtherOptimizers(arguments.optimizers, self)

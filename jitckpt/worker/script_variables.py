@@ -11,7 +11,6 @@ import inspect
 import itertools
 import operator
 import random
-import re
 import sys
 import time
 import weakref
@@ -33,12 +32,22 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 from jitckpt.data.generators import samplers
 from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
+from jitckpt.worker.carried_names import (
+    counted_beside,
+    loops_around,
+    overwritten,
+    read_first,
+    set_now_and_then,
+    target_of,
+)
+from jitckpt.worker.held_variables import HeldVariables, marks_before
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
 MOST_VALUES = 2000  # that are looked at in one variable
 MOST_BYTES = 1 << 26  # of an array, which takes some milliseconds
 DEPTH = 3  # to which objects of the script's own classes are looked into
 SHOWN = 8  # names
+MOST_LOOPS = 8  # before the first optimizer step
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
 GENERATORS = (torch.Generator, random.Random, numpy.random.Generator, numpy.random.RandomState)
@@ -56,8 +65,6 @@ ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
-# Methods of a tensor that write to all of it, whatever was there.
-WHOLLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
 # Where torch keeps what it calls for a module, a tensor or an optimizer.
 HOOKS = (
     "_forward_hooks",
@@ -70,8 +77,6 @@ HOOKS = (
 )
 _OPAQUE = "*opaque"
 _LIBRARIES = installed.folders()
-_GOES_ELSEWHERE = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
-_ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 
 TEXT = (
     "The loop changes variables of the script that no save holds: {names}. After a failure they are as the "
@@ -80,6 +85,41 @@ TEXT = (
     "writes anew before it reads it needs nothing."
 )
 COUNTER = " A counter of optimizer steps can begin with job.restore()."
+
+
+class _Seen:
+    """What was seen at one loop that makes optimizer steps.
+
+    It is looked at after its first minibatches and then ever less often, as that takes some milliseconds.
+    """
+
+    def __init__(self, *, in_each: bool = False) -> None:
+        """in_each: look at it in each iteration."""
+        self._in_each = in_each
+        self.place: tuple[CodeType, tuple[int, ...]] | None = None
+        self.looks = 0
+        self.is_over = False
+        self.before: dict[str, object] = {}
+        self.changed: dict[str, None] = {}
+        self.named: set[str] = set()
+        self.held: HeldVariables | None = None
+        self._round: object = None
+        self._rounds = self._asked = 0
+
+    def is_due(self, of_round: object = None) -> bool:
+        """Whether to look at it now: the script asks for the next minibatch, in this round of the loop."""
+        if of_round != self._round or not self._rounds:
+            self._round, self._rounds, self._asked = of_round, self._rounds + 1, 0
+            if self.looks >= LOOKS and not self._in_each:
+                self.before = {}  # what changes between two rounds is set for the next one
+        self._asked += 1
+        often = self._in_each or self.looks < LOOKS
+        return not self.is_over and (often or (_is_power(self._rounds) and _is_power(self._asked)))
+
+
+def _is_power(number: int) -> bool:
+    """Whether it is a power of two."""
+    return number & (number - 1) == 0
 
 
 class ScriptVariables:
@@ -93,71 +133,116 @@ class ScriptVariables:
         warn: Callable[[str], None],
         *,
         of_epochs: bool = False,
+        of_round: Callable[[], object] = lambda: None,
         said: set[object] | None = None,
+        targets: set[object] | None = None,
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made.
 
         of_epochs: of the loop over epochs, which is looked at in each: what changes is named at once.
+        of_round: returns which round of the loop it is, a pass over a loader for one.
         said: what was named by now, of this loop and of others that have the same set.
+        targets: where loops of the job put what they give: ids of objects, with an attribute or a key.
         """
         self._given, self._extra = [*given], extra
-        self._of_epochs = of_epochs
+        self._of_epochs, self._of_round = of_epochs, of_round
         self._said = set() if said is None else said
-        self._named: set[str] = set()
+        self._targets = set() if targets is None else targets
         self._steps, self._warn = steps, warn
-        self._place: tuple[CodeType, tuple[int, ...]] | None = None  # of the first loop that makes steps
+        self._seen: dict[tuple[int, int], _Seen] = {}  # by the code that asks, and the place in it
+        self._plain = _Seen()  # of the first loop that tells nothing of its minibatches
         self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
-        self._before: dict[str, object] = {}
-        self._changed: dict[str, None] = {}
-        self._looks = 0
+        self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
         self.script_restores = False  # it has called restore() itself, and can count from there
+
+    def look(self, frame: FrameType) -> None:
+        """The script asks for its next minibatch from this frame; generators of it may lie between."""
+        place = id(frame.f_code), frame.f_lasti
+        if (seen := self._seen.get(place)) is None:
+            if len(self._seen) == MOST_LOOPS:
+                return
+            seen = self._seen[place] = _Seen(in_each=self._of_epochs)
+        if seen.is_due(self._of_round()) and (frames := _frames_that_ask(frame)):
+            self._try(seen, frames[-1], (frames[-1].f_lasti,), frames[:-1])
+        if seen.held is not None and (names := seen.held.look(frame)):
+            self._name_held(names, frame)
+
+    def loop_begins(self, frame: FrameType) -> None:
+        """The script asks for a minibatch from this frame, and has made no optimizer step yet."""
+        for one in _frames_that_ask(frame)[-1:]:
+            place = one.f_code, one.f_lasti
+            if place not in self._first and len(self._first) < MOST_LOOPS:
+                with suppress(Exception):
+                    self._first[place] = marks_before(*place, variables_of(one))
+
+    def _name_held(self, names: Sequence[str], frame: FrameType) -> None:
+        for one in _frames_that_ask(frame)[-1:]:
+            scope, (kept_names, kept) = variables_of(one), self._known()
+            names = [name for name in names if name not in kept_names and id(scope.get(name)) not in kept]
+            self._say([name for name in names if not self._is_spared(scope.get(name), one.f_code)], one)
+
+    # Where the loop tells nothing of its minibatches these two tell of it, while it is looked at.
 
     @property
     def is_looking(self) -> bool:
-        return self._looks < LOOKS or self._of_epochs
-
-    def look(self, frame: FrameType | None) -> None:
-        """The script asks for its next minibatch from this frame; a generator of it may lie between."""
-        if self.is_looking and (asks := next(_scripts_frames(frame), None)) is not None:
-            self._try(asks, (asks.f_lasti,))
-
-    # Where the loop tells nothing of its minibatches these two tell of it. They are called in its first ones.
+        return not self._plain.is_over
 
     def step_ended(self, frame: FrameType | None) -> None:
         """The script has made an optimizer step, somewhere below this frame."""
         # Kept until the next minibatch begins, as a frame that has ended may leave its address to another.
-        self._ended = [(one, one.f_lasti) for one in _scripts_frames(frame)] if self.is_looking else []
+        self._ended = [(one, one.f_lasti) for one in _scripts_frames(frame)] if self._plain.is_due() else []
 
     def minibatch_begun(self, frame: FrameType | None) -> None:
         """The script begins a minibatch: the innermost of its frames that made the step has the loop."""
         ended, self._ended = self._ended, []
-        for one in _scripts_frames(frame):
+        for one in _scripts_frames(frame) if ended else ():
             for other, place in ended:
                 if one is other:
-                    self._try(one, (place, one.f_lasti))
+                    self._try(self._plain, one, (place, one.f_lasti))
                     return
 
-    def _try(self, frame: FrameType, at: tuple[int, ...]) -> None:
+    def _try(
+        self, seen: _Seen, frame: FrameType, at: tuple[int, ...], between: Sequence[FrameType] = ()
+    ) -> None:
         try:
-            self._look(frame, at)
+            self._look(seen, frame, at, between)
         except Exception:  # what a variable's own methods raise is not the training's affair
-            self._looks, self._of_epochs = LOOKS, False
+            seen.is_over = True
 
-    def _look(self, frame: FrameType, at: tuple[int, ...]) -> None:
+    def _look(self, seen: _Seen, frame: FrameType, at: tuple[int, ...], between: Sequence[FrameType]) -> None:
+        """between: generators of the script's, between the job's loop and that in this frame."""
         place = frame.f_code, at
-        self._place = self._place or place
-        if place != self._place:
+        seen.place = seen.place or place
+        if place != seen.place:
             return
-        self._looks += 1
+        seen.looks += 1
+        if len(at) == 1:
+            self._note_target(frame)
+            if seen.looks == 1 and not self._of_epochs:
+                seen.held = HeldVariables(frame.f_code, *at, self._first.get((frame.f_code, *at), {}))
+        elif seen.looks == LOOKS:
+            seen.is_over = _is_in_another(frame, at)  # which may change more between two rounds of this one
         now = self._marks(frame, at)
+        for generator in between:
+            now |= self._marks_of_generator(generator)
         for name, mark in now.items():
-            if name in self._before and self._before[name] != mark and name not in self._named:
-                self._changed[name] = None
-        self._before = now
-        if (self._looks == LOOKS or self._of_epochs) and self._changed:
-            changed, self._changed = [*self._changed], {}
-            self._named |= {*changed}
+            if name in seen.before and seen.before[name] != mark and name not in seen.named:
+                seen.changed[name] = None
+        seen.before = now
+        if (seen.looks >= LOOKS or self._of_epochs) and seen.changed:
+            changed, seen.changed = [*seen.changed], {}
+            seen.named |= {*changed}
             self._say(changed, frame)
+
+    def _note_target(self, frame: FrameType) -> None:
+        """Note the attribute that a for statement over a loop of the job sets: a restart sets it, too."""
+        target = target_of(frame.f_code, frame.f_lasti)
+        if target is not None:
+            (name, *path), key = target
+            owner = variables_of(frame)[name]
+            for attribute in path:
+                owner = getattr(owner, attribute)
+            self._targets.add((id(owner), key))
 
     def _say(self, changed: Sequence[str], frame: FrameType) -> None:
         """Name them, but for what another loop has named; two functions' variables may have one name."""
@@ -176,10 +261,11 @@ class ScriptVariables:
             self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
 
     def _marks(self, frame: FrameType, at: tuple[int, ...]) -> dict[str, object]:
-        known = _kept_by(self._extra)
+        known = self._known()
         kept = known[1]
-        kept |= {id(tensor) for one in self._given for tensor in _tensors_of(one)} | {*map(id, self._given)}
         read, carried = read_first(frame.f_code, at)
+        if len(at) == 1 and not self._of_epochs:
+            carried |= counted_beside(frame.f_code, at)
         if self._of_epochs:
             read, carried = (names | set_now_and_then(frame.f_code, at) for names in (read, carried))
         tells_nothing = len(at) > 1
@@ -206,12 +292,28 @@ class ScriptVariables:
             scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
         )
 
+    def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
+        """Return marks of what a generator of the script's has: a restart begins it anew."""
+        at = (frame.f_lasti,)
+        local = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}
+        scope = {name: value for name, value in variables_of(frame).items() if name in local}
+        marks = self._marks_of(
+            scope, *read_first(frame.f_code, at), self._known(), tells_nothing=False, code=frame.f_code
+        )
+        return {f"{frame.f_code.co_name}.{name}": mark for name, mark in marks.items()}
+
+    def _known(self) -> tuple[set[str], set[object]]:
+        """Return names of variables that others look after, and ids of objects, or such with a part."""
+        names, ids = _kept_by(self._extra)
+        given = {id(tensor) for one in self._given for tensor in _tensors_of(one)}
+        return names, {*ids, *given, *map(id, self._given), *self._targets}
+
     def _marks_of(
         self,
         scope: Mapping[str, object],
         read: Collection[str],
         carried: Collection[str],
-        known: tuple[set[str], set[int]],
+        known: tuple[set[str], set[object]],
         *,
         tells_nothing: bool,
         code: CodeType | None = None,
@@ -233,7 +335,7 @@ class ScriptVariables:
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
                 if _is_ours(type(value).__module__):  # an iterator over job.batches
                     continue
-                if not self._is_known(value, code, tells_nothing):
+                if not self._is_counted(value, code, tells_nothing):
                     marks[name] = _rebound(value)
             elif name in read and isinstance(value, ITERATORS):
                 if tells_nothing:  # else it may be what draws from the loop
@@ -245,13 +347,18 @@ class ScriptVariables:
                 marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
 
-    def _is_known(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
+    def _is_counted(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
         if type(value) is int:
             ahead = value - self._steps()
             # In a loop that tells nothing it may have been counted on before the forward pass.
             counts = self.script_restores and (ahead == 0 or (tells_nothing and ahead == 1))
             return counts or (code is not None and "first" in code.co_names)
         return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
+
+    def _is_spared(self, value: object, code: CodeType) -> bool:
+        """Whether a variable that is set now and then is no state: what draws from a loop, a counter."""
+        iterates = isinstance(value, (*ITERATORS, Optimizer, DataLoader, Dataset, Sampler))
+        return iterates or _is_ours(type(value).__module__) or self._is_counted(value, code, False)
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
@@ -277,12 +384,38 @@ def _is_ours(module: str | None) -> bool:
     return module is not None and module.split(".")[0] == "jitckpt"
 
 
-def _scripts_frames(frame: FrameType | None) -> Iterator[FrameType]:
+def _scripts_frames(frame: FrameType | None, *, generators: bool = False) -> Iterator[FrameType]:
     """Yield the frames of the script's own functions, from the innermost on."""
     while frame is not None:
-        if not frame.f_code.co_flags & inspect.CO_GENERATOR and is_scripts(frame):
+        if (generators or not frame.f_code.co_flags & inspect.CO_GENERATOR) and is_scripts(frame):
             yield frame
         frame = frame.f_back
+
+
+def _frames_that_ask(frame: FrameType | None) -> list[FrameType]:
+    """Return the frames of the script's generators around the job's loop, and the one with the loop in it.
+
+    That may be the caller of a function that draws a batch.
+    """
+    between: list[FrameType] = []
+    functions: list[FrameType] = []
+    for one in _scripts_frames(frame, generators=True):
+        is_generator = bool(one.f_code.co_flags & inspect.CO_GENERATOR)
+        if is_generator and not functions:
+            between.append(one)
+        elif not is_generator:
+            functions.append(one)
+            if loops_around(one.f_code, (one.f_lasti,)):
+                return [*between, one]
+    return [*between, *functions[:1]] if functions else []
+
+
+def _is_in_another(frame: FrameType, at: tuple[int, ...]) -> bool:
+    """Whether the loop around these places is in another one, of this frame or of one that called it."""
+    _, *callers = _scripts_frames(frame, generators=True)
+    return loops_around(frame.f_code, at) > 1 or any(
+        loops_around(one.f_code, (one.f_lasti,)) for one in callers
+    )
 
 
 def _tensors_of(given: object) -> Iterator[Tensor]:
@@ -362,112 +495,7 @@ def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
     for inner in code.co_consts:
         if isinstance(inner, CodeType):  # a comprehension's, a lambda's
             loaded |= _outside(inner)[0]
-    return frozenset(loaded - _overwritten(code, 0, len(code.co_code))), written
-
-
-def _overwritten(code: CodeType, begin: int, end: int) -> set[str]:
-    """Return the tensors' names that some code writes to, whole, before it reads them, in whatever branch."""
-    inside = [one for one in dis.get_instructions(code) if begin <= one.offset <= end]
-    known: set[str] = set()
-    found: set[str] = set()
-    for place, one in enumerate(inside):
-        used = _names(one.argval)[: len(_kinds(one.opname))]
-        if not used or used[-1] in known:
-            known |= {*used}
-            continue
-        known |= {*used}
-        following = [*itertools.takewhile(lambda other: other.opname != "POP_TOP", inside[place + 1 :])]
-        writes = following and "LOAD_" in following[0].opname and following[0].argval in WHOLLY
-        reads = any(_kinds(other.opname) and used[-1] in _names(other.argval) for other in following)
-        skips = any(
-            ("JUMP" in other.opname or other.opname == "FOR_ITER") and one.offset < other.argval <= end
-            for other in inside[:place]
-            if "BACKWARD" not in other.opname
-        )
-        if writes and not reads and not skips:
-            found.add(used[-1])
-    return found
-
-
-def _names(argument: Any) -> tuple[Any, ...]:
-    return argument if isinstance(argument, tuple) else (argument,)
-
-
-def _loop_around(instructions: Iterable[dis.Instruction], at: tuple[int, ...]) -> tuple[int, int]:
-    """Return where the innermost loop around these places begins and ends."""
-    spans = [
-        (one.offset - one.argval, one.argval, one.offset)
-        for one in instructions
-        if "JUMP_BACKWARD" in one.opname and one.argval <= min(at) and max(at) <= one.offset
-    ]
-    return min(spans, default=(0, 0, -1))[1:]
-
-
-@cache
-def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
-    """Return what the loop around instructions sets in some iterations alone, and the code behind it reads.
-
-    The best weights by now, for one.
-    """
-    instructions = [*dis.get_instructions(code)]
-    begin, end = _loop_around(instructions, at)
-    stores: dict[str, set[int]] = {}
-    behind: dict[str, str] = {}  # what is done first with a name
-    for one in instructions:
-        for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
-            if one.offset > end:
-                behind.setdefault(name, kind)
-            elif kind == "STORE" and one.offset >= begin:
-                stores.setdefault(name, set()).add(one.offset)
-    return frozenset(
-        name
-        for name, places in stores.items()
-        if behind.get(name) == "LOAD" and _can_be_left_out(instructions, begin, end, places)
-    )
-
-
-def _can_be_left_out(instructions: Sequence[dis.Instruction], begin: int, end: int, places: set[int]) -> bool:
-    """Whether an iteration can come to its end without these. Loops inside of it are gone through once."""
-    following = {one.offset: (one, after) for one, after in itertools.pairwise(instructions)}
-    waiting, known = [(begin, False)], set(places)
-    while waiting:
-        place, comes_back = waiting.pop()
-        if place not in following or not begin <= place <= end or (place in known and not comes_back):
-            continue
-        known.add(place)
-        one, after = following[place]
-        if one.opname == "FOR_ITER":
-            waiting.append((one.argval if comes_back else after.offset, False))
-        elif "JUMP" in one.opname and one.argval == begin:
-            return True
-        else:
-            if "JUMP" in one.opname:
-                is_inner_loops = one.argval < place and following[one.argval][0].opname == "FOR_ITER"
-                waiting.append((one.argval, is_inner_loops))
-            if not one.opname.startswith(_GOES_ELSEWHERE):
-                waiting.append((after.offset, False))
-    return False
-
-
-@cache
-def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
-    """Return what the loop around instructions reads before it writes it, and what of that it writes."""
-    instructions = [*dis.get_instructions(code)]
-    begin, end = _loop_around(instructions, at)
-    read: dict[str, None] = {}
-    written: set[str] = set()
-    for one in instructions:
-        if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
-            for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
-                if kind == "STORE":
-                    written.add(name)
-                elif name not in written:
-                    read[name] = None
-    return frozenset(read.keys() - _overwritten(code, begin, end)), frozenset(written & read.keys())
-
-
-def _kinds(operation: str) -> Sequence[str]:
-    return _ACCESS.findall(operation)
+    return frozenset(loaded - overwritten(code, 0, len(code.co_code))), written
 
 
 def _rebound(value: object) -> object:
@@ -477,7 +505,7 @@ def _rebound(value: object) -> object:
     return (id(value), _InPlace(value)) if isinstance(value, ARRAYS) else id(value)
 
 
-def _in_modules(models: Iterable[nn.Module], kept: set[int]) -> dict[str, object]:
+def _in_modules(models: Iterable[nn.Module], kept: set[object]) -> dict[str, object]:
     """Return marks of what modules of the script's own classes keep in attributes, but for numbers.
 
     Of these those that the training changes are named by who looks after the model.
@@ -492,7 +520,9 @@ def _in_modules(models: Iterable[nn.Module], kept: set[int]) -> dict[str, object
     return {**marks}
 
 
-def _in_loaders(loaders: Iterable[DataLoader[Any]], kept: set[int], tells_nothing: bool) -> dict[str, object]:
+def _in_loaders(
+    loaders: Iterable[DataLoader[Any]], kept: set[object], tells_nothing: bool
+) -> dict[str, object]:
     """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
     marks: dict[str, list[object]] = {}
     objects = [one for loader in loaders for one in (loader.dataset, *samplers(loader))]
@@ -546,7 +576,7 @@ def _advanced(iterator: Any) -> object:
 def _inside(
     name: str,
     value: object,
-    kept: set[int],
+    kept: set[object],
     attributes: frozenset[str] = frozenset(),
     *,
     notes: bool = False,
@@ -565,18 +595,11 @@ def _inside(
         if isinstance(one, FunctionType):
             carried = _carried_in(one.__code__)
         for key, part in _attributes_of(one).items():
+            if (id(one), key) in kept:
+                continue
             if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
                 continue
-            # What a sampler of the script's own changes in a pass is made again by the pass; a dataset's
-            # generators are kept, and a dict of its is a cache as a rule.
-            if isinstance(one, Dataset):
-                of_tensors = isinstance(part, tuple) and any(isinstance(one, ARRAYS) for one in part)
-                lasts = isinstance(part, list | deque) or type(part) is int or of_tensors
-            elif isinstance(one, Sampler):
-                lasts = isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
-            else:
-                lasts = key in carried or key in attributes or _lasts(part)
-            lasts = lasts or isinstance(part, SynchronizedBase)
+            lasts = _lasts_in(one, key in carried or key in attributes, part)
             if lasts and isinstance(part, ARRAYS):
                 yield key, None if id(part) in kept else (id(part), _InPlace(part))
             elif lasts:
@@ -592,7 +615,9 @@ def _inside(
         if isinstance(one, (*GENERATORS, SynchronizedBase)):
             return _state_of(one)
         if isinstance(one, CONTAINERS):
-            parts = [*one.values()] if isinstance(one, dict) else [*one]
+            parts = [*one]
+            if isinstance(one, dict):
+                parts = [part for key, part in one.items() if (id(one), key) not in kept]
             marks = [mark(part, depth - 1) for part in parts[:MOST_VALUES]]
             return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
         if notes and isinstance(one, ARRAYS):
@@ -618,7 +643,7 @@ def _has_attributes(value: object) -> bool:
 
 
 def _attributes_of(value: Any) -> dict[str, Any]:
-    found = {**(getattr(value, "__dict__", None) or {}), **dict(slots_of(value))}
+    found = {**_dict_of(value), **dict(slots_of(value))}
     if isinstance(value, type | FunctionType):
         return {name: one for name, one in found.items() if not name.startswith("__")}
     return found
@@ -647,6 +672,23 @@ def _carried_in(code: CodeType) -> frozenset[str]:
     return frozenset(read & written)
 
 
+def _lasts_in(owner: object, is_carried: bool, part: object) -> bool:
+    """Whether an attribute of this owner that changes is more than a note. is_carried: code carries it on.
+
+    What a sampler of the script's own changes in a pass is made again by the pass; a dataset's generators are
+    kept, and a dict of its is a cache as a rule.
+    """
+    if isinstance(part, SynchronizedBase):
+        return True
+    if isinstance(owner, Dataset):
+        of_tensors = isinstance(part, tuple) and any(isinstance(one, ARRAYS) for one in part)
+        return isinstance(part, list | deque) or type(part) is int or of_tensors
+    if isinstance(owner, Sampler):
+        kind: Any = type(owner)
+        return isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
+    return is_carried or _lasts(part)
+
+
 def _lasts(value: object) -> bool:
     """Whether an attribute that changes is more than a note of the last iteration's result."""
     return (type(value) is int or isinstance(value, (*CONTAINERS, *GENERATORS)) or _is_own(value)) and not (
@@ -665,8 +707,14 @@ def _is_scripts_class(kind: Any) -> bool:
 
 def _is_own(value: object) -> bool:
     kind: Any = type(value)
-    own = (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, OTHERS_AFFAIR)
-    return own and (isinstance(getattr(value, "__dict__", None), dict) or hasattr(kind, "__slots__"))
+    return (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, (*OTHERS_AFFAIR, type))
+
+
+def _dict_of(value: object) -> Mapping[str, Any]:
+    """Return an object's attributes, or nothing if its own code for them fails."""
+    with suppress(Exception):
+        return getattr(value, "__dict__", None) or {}
+    return {}
 
 
 def _state_of(generator: Any) -> object:

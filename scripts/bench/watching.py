@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from jitckpt.state import tensors_seen
-from jitckpt.state.host_state import ModelState
+from jitckpt.state.model_state import ModelState
 from jitckpt.state.optimizer_state import states_of
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.outside_changes import OutsideChanges

@@ -107,7 +107,7 @@ PRIVATE_NAMES = {
     "torch.distributed.elastic.utils.store._barrier_nonblocking": "agent/agent.py",
     "torch._neg_view": "encoding/tensor_file.py",
     "torch._C._cuda_getCurrentRawStream": "bindings/interpose.py",
-    "torch._amp_update_scale_": "state/host_state.py",
+    "torch._amp_update_scale_": "state/schedules.py",
     "torch._C._current_graph_task_id": "hooks/torch_steps.py",
     "torch.autograd.graph._engine_run_backward": "worker/saving/history.py",
     "torch._dynamo.eval_frame": "hooks/untraced.py",

@@ -16,8 +16,9 @@ from torch.amp.grad_scaler import GradScaler
 
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import CheckpointError
-from jitckpt.state import host_state
-from jitckpt.state.host_state import HostState, ModelState
+from jitckpt.state import host_state, schedules
+from jitckpt.state.host_state import HostState
+from jitckpt.state.model_state import ModelState
 from jitckpt.state.optimizer_state import OptimizerState, on_host
 from jitckpt.worker.saving.history import History
 
@@ -436,19 +437,19 @@ class TestScaler:
             self.to_the_update(scaler, model, optimizer, flag)
             scaler.update()
         self.to_the_update(scaler, model, optimizer, overflow[-1])
-        assert host_state.scaler_update_is_due(scaler)
-        early = host_state.scaler_state(scaler, update_is_due=True)
-        assert host_state.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
+        assert schedules.scaler_update_is_due(scaler)
+        early = schedules.scaler_state(scaler, update_is_due=True)
+        assert schedules.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
         scaler.update()
-        assert not host_state.scaler_update_is_due(scaler)
-        assert early == scaler.state_dict() == host_state.scaler_state(scaler, update_is_due=False)
+        assert not schedules.scaler_update_is_due(scaler)
+        assert early == scaler.state_dict() == schedules.scaler_state(scaler, update_is_due=False)
 
     def test_before_the_first_use_and_disabled(self) -> None:
         scaler, _, _ = self.make()
-        assert host_state.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
-        assert not host_state.scaler_update_is_due(scaler)
+        assert schedules.scaler_state(scaler, update_is_due=False) == scaler.state_dict()
+        assert not schedules.scaler_update_is_due(scaler)
         disabled = GradScaler("cpu", enabled=False)
-        assert host_state.scaler_state(disabled, update_is_due=False) == disabled.state_dict() == {}
+        assert schedules.scaler_state(disabled, update_is_due=False) == disabled.state_dict() == {}
 
 
 class TestHistory:
@@ -580,7 +581,7 @@ class TestHistory:
         (group,) = training.optimizer.param_groups
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
         if between == "metric":
-            training.host.schedulers.append(host_state.SchedulerState(plateau))
+            training.host.schedulers.append(schedules.SchedulerState(plateau))
         if between == "tensor":
             group["of its own"] = torch.tensor(0.5)
         if between == "list":
@@ -617,7 +618,7 @@ class TestHistory:
         training = Training(adam)
         cosine = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizer, 10)
         both = torch.optim.lr_scheduler.ChainedScheduler([cosine], optimizer=training.optimizer)
-        training.host.schedulers[0] = host_state.SchedulerState(both)
+        training.host.schedulers[0] = schedules.SchedulerState(both)
         training.host.changing_code = {type(both).step.__code__}
         history = History(training.host)
         history.add(1, training.host.shared())
@@ -668,7 +669,7 @@ class TestHistory:
     def test_a_scheduler_that_needs_a_metric_is_not_stepped(self) -> None:
         training = Training(adam)
         plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(training.optimizer)
-        state = host_state.SchedulerState(plateau)
+        state = schedules.SchedulerState(plateau)
         assert not state.can_step
         plateau.step(1.0)
         assert state.count() == 1

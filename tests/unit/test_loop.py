@@ -35,7 +35,7 @@ from torch.utils.data import (
 
 from jitckpt._seen import Seen
 from jitckpt.data import chosen_samples, loop, made_in_loop
-from jitckpt.data.between_loops import MOST_DRAWN, Stretch
+from jitckpt.data.between_loops import MOST_DRAWN, TOO_MANY, Stretch
 from jitckpt.data.data_pass import PassState
 from jitckpt.data.dataset_generators import places_of
 from jitckpt.data.loop import Loop
@@ -996,6 +996,8 @@ def test_of_epochs_without_an_end_only_the_newest_random_numbers_are_kept() -> N
     undisturbed = run(in_plain_epochs, lambda: (1,) * 10)
     kept = [len(one["drawn"]) for one in decoded(undisturbed.boundary[40][-1])["between"]]
     assert [size > 0 for size in kept] == [False] * (39 - MOST_DRAWN) + [True] * MOST_DRAWN
+    assert undisturbed.warnings == [TOO_MANY]
+    assert run(in_plain_epochs, lambda: (1,) * 4).warnings == []
 
 
 class Labelled(Dataset[Any]):

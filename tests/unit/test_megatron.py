@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from jitckpt.frameworks import megatron, protection, script_loops
-from jitckpt.state.host_state import SchedulerState
+from jitckpt.state.schedules import SchedulerState
 
 
 class OptimizerParamScheduler:

@@ -2,7 +2,7 @@
 
 import copy
 import gc
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import pytest
@@ -59,6 +59,7 @@ def test_where_all_is_given_nothing_is_named() -> None:
         one.requires_grad_(False)
     frozen.eval()
     view = nn.ModuleList([training.model[0]])  # the same parameters once more
+    frozen.weight = training.model[0].weight.detach()  # and in an attribute
     assert training.names(steps=lambda: (frozen(torch.randn(4, 3)), len(view))) == []
 
 
@@ -122,6 +123,68 @@ def test_a_teacher_that_follows_the_model_is_named_unless_extra_keeps_it(is_kept
                 slow.lerp_(fast, 0.1)
 
     assert training.names(steps=steps) == ([] if is_kept else ["the module Sequential"])
+
+
+class Metric(nn.Module):
+    """As torchmetrics': its states are attributes, with a copy of what they are at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._defaults = {"total": torch.zeros(()), "replaced": torch.zeros(2), "seen": []}
+        self.reset()
+
+    def reset(self) -> None:
+        for name, value in self._defaults.items():
+            setattr(self, name, value.clone() if isinstance(value, Tensor) else [])
+
+
+class Buffers(nn.Module):
+    count: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros(()), persistent=False)
+        self.last = torch.zeros(())
+
+
+def written(metric: Any) -> None:
+    metric.total += 1
+
+
+def replaced(metric: Any) -> None:
+    metric.before = metric.replaced
+    metric.replaced = metric.replaced + 1
+
+
+def listed(metric: Any) -> None:
+    metric.seen.append(torch.ones(()))
+
+
+def buffer(metric: Any) -> None:
+    metric.count = metric.count + 1
+
+
+def noted(metric: Any) -> None:
+    """What is made anew is no state."""
+    metric.last = torch.ones(())
+
+
+@pytest.mark.parametrize(
+    ("make", "update", "named"),
+    [
+        (Metric, written, ["the module Metric"]),
+        (Metric, replaced, ["the module Metric"]),
+        (Metric, listed, ["the module Metric"]),
+        (Metric, noted, []),
+        (Buffers, buffer, ["the module Buffers"]),
+        (Buffers, noted, []),
+    ],
+)
+def test_a_metric_is_named_however_it_counts(
+    make: Callable[[], nn.Module], update: Callable[[Any], None], named: list[str]
+) -> None:
+    training, metric = Training(), make()
+    assert training.names(steps=lambda: update(metric)) == named
 
 
 def test_an_average_that_begins_later_is_named_at_once() -> None:

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,7 +28,10 @@ class Loop:
     def __init__(self, extra: object = None) -> None:
         self.warnings: list[str] = []
         self.steps = 0
-        self.variables = ScriptVariables([self], extra, lambda: self.steps, self.warnings.append)
+        self.iterations, self.round = ITERATIONS, 0
+        self.variables = ScriptVariables(
+            [self], extra, lambda: self.steps, self.warnings.append, of_round=lambda: self.round
+        )
 
     def __iter__(self) -> "Loop":
         return self
@@ -36,14 +39,15 @@ class Loop:
     def __next__(self) -> int:
         if self.steps:
             self.variables.look(sys._getframe(1))
-        if self.steps == ITERATIONS:
+        else:
+            self.variables.loop_begins(sys._getframe(1))
+        if self.steps == self.iterations:
             raise StopIteration
         self.steps += 1
         return self.steps
 
     @property
     def named(self) -> set[str]:
-        assert len(self.warnings) <= 1
         listed = [text.partition("holds: ")[2].partition(". After")[0] for text in self.warnings]
         return {name for text in listed for name in text.split(", ")}
 
@@ -132,6 +136,85 @@ def in_a_generator(loop: Loop) -> None:
         count += 2
 
 
+def of_a_generator(loop: Loop) -> None:
+    def windows(batches: Iterable[int], size: int) -> Iterator[tuple[list[int], int]]:
+        window: deque[int] = deque(maxlen=size)
+        number = 0
+        for batch in batches:
+            window.append(batch)
+            doubled = batch * 2
+            number += doubled // batch - 1
+            yield [*window, doubled], number
+
+    for window, number in windows((batch for batch in loop), 3):
+        assert window[-2] == number
+
+
+def by_a_for_statement(loop: Loop) -> None:
+    """Which counts on its own, beside the batches."""
+    batches = iter(loop)
+    for step in range(ITERATIONS):
+        for part in range(1):
+            assert next(batches) > part
+        assert step >= 0
+
+
+def by_a_function(loop: Loop) -> None:
+    batches, count = iter(loop), 0
+
+    def draw() -> int:
+        return next(batches)
+
+    while count < ITERATIONS:
+        draw()
+        count += 1
+
+
+def now_and_then(loop: Loop) -> None:
+    noise, flag, best = torch.zeros(2), False, [0]
+    for batch in loop:
+        if batch % 2:
+            noise = torch.ones(2) * batch
+        if batch == 5:
+            flag = True
+        elif batch == 1:
+            first = 3.0
+        if batch == 4:
+            best = [batch]
+        if batch == 2:
+            continue
+        assert len(noise) + flag + first >= 2
+    assert best == [4]
+
+
+class Position:
+    """Has the number of the step in an attribute."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.inner, self.count = argparse.Namespace(step=0), 0
+        for self.inner.step in loop:
+            self.count += self.inner.step
+
+
+def by_key(loop: Loop) -> None:
+    position = {"step": 0}
+    for position["step"] in loop:
+        assert position["step"]
+
+
+def in_branches(loop: Loop) -> None:
+    """What is set in each iteration, in whatever branch, and what is made once."""
+    made, loss = None, torch.zeros(1)
+    for batch in loop:
+        if batch % 3 == 1:
+            loss = torch.ones(1) * batch
+        elif batch % 3 in (0, 2):
+            loss = torch.zeros(1)
+        if made is None:
+            made = torch.zeros(2)
+        assert len(loss) + len(made) == 3
+
+
 def by_next(loop: Loop) -> None:
     count = 0
     batches = iter(loop)
@@ -168,6 +251,13 @@ def innocent(loop: Loop) -> None:
         (averaged, {"average.shadow", "average.updates"}),
         (in_a_generator, {"count"}),
         (by_next, {"count"}),
+        (of_a_generator, {"windows.window", "windows.number"}),
+        (by_a_for_statement, {"step"}),
+        (by_a_function, {"count"}),
+        (now_and_then, {"noise", "flag", "best"}),
+        (Position, {"self.count"}),
+        (by_key, set()),
+        (in_branches, set()),
         (innocent, set()),
     ],
 )
@@ -175,6 +265,60 @@ def test_what_a_loop_carries_on_is_named(script: Callable[[Loop], None], names: 
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+class Late:
+    """Begins to count in its second part."""
+
+    def __init__(self) -> None:
+        self.calls, self.count = 0, {"late": 0}
+
+    def update(self, begins: int) -> None:
+        self.calls = max(self.calls, 1)
+        if begins <= 0:
+            self.count["late"] += 1
+
+
+def test_what_begins_to_change_later_is_named_too() -> None:
+    loop, plain, late = Loop(), PlainLoop(), Late()
+    for one in (loop, plain):
+        one.iterations = 40
+    for step in loop:
+        late.update(10 - step)
+        assert bool(loop.warnings) == (step > 16)
+    assert loop.named == {"late.count"}
+    for step in range(40):
+        plain.forward()
+        late.update(10 - step)
+        plain.step()
+    assert plain.named == {"late.count"}
+
+
+def test_what_is_set_between_two_passes_is_not_named() -> None:
+    """A restart goes through these, too."""
+    loop, state = Loop(), argparse.Namespace(stage=[])
+    for state.number in range(5):
+        state.stage = [0] * state.number
+        loop.steps, loop.round = 0, state.number
+        for batch in loop:
+            assert len(state.stage) < batch + state.number
+    assert loop.named == set()
+
+
+def test_in_nested_loops_that_tell_nothing_the_first_minibatches_alone_are_looked_at() -> None:
+    loop, late = PlainLoop(), Late()
+
+    def epoch() -> None:
+        for _ in range(5):
+            loop.forward()
+            late.update(1)
+            loop.step()
+
+    for number in range(5):
+        late.count = {"late": number}
+        epoch()
+    assert not loop.variables.is_looking
+    assert loop.named == set()
 
 
 class PlainLoop(Loop):
@@ -302,7 +446,6 @@ def test_of_a_loop_that_tells_nothing_too(script: Callable[[PlainLoop], None], n
     loop = PlainLoop()
     script(loop)
     assert loop.named == names
-    assert not loop.variables.is_looking or script is unrolled
 
 
 def test_what_a_plain_loop_has_let_go_is_kept_to_the_next_minibatch_at_most() -> None:
@@ -379,12 +522,12 @@ def test_a_rate_that_the_optimizer_has_is_not_named() -> None:
     assert loop.named == set()
 
 
-def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
+def test_what_a_variable_raises_is_not_the_trainings_affair_and_hides_nothing() -> None:
     loop, raising, count = Loop(), Raising(), 0
     for batch in loop:
         count += batch
         assert raising
-    assert loop.named == set()
+    assert loop.named == {"count"}
 
 
 def test_only_the_loop_that_makes_steps_is_looked_at() -> None:
@@ -780,4 +923,4 @@ def test_what_the_loop_over_steps_has_named_that_over_epochs_does_not_name_again
         train(losses, average)
         total += 0.5
     named = [{*text.partition("holds: ")[2].partition(". After")[0].split(", ")} for text in loop.warnings]
-    assert named == [{"total", "losses", "average.shadow", "average.updates"}, {"total"}]
+    assert named == [{"batch", "total", "losses", "average.shadow", "average.updates"}, {"total"}]

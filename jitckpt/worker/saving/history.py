@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import torch
 
 from jitckpt.encoding.tree_codec import Encoded
-from jitckpt.state.host_state import HeldParameters, HostState, Shared, differ_by_hand
+from jitckpt.state.host_state import HostState, Shared, differ_by_hand
+from jitckpt.state.model_state import HeldParameters
 from jitckpt.state.zero_gradients import Gradients
 from jitckpt.system.stacks import code_of
 

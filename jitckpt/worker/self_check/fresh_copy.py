@@ -17,9 +17,10 @@ from torch.optim import Optimizer
 
 from jitckpt.encoding import strides
 from jitckpt.encoding.tree_codec import Json
-from jitckpt.state import host_state, parallel
-from jitckpt.state.host_state import HostState, Stateful
+from jitckpt.state import host_state, model_state, parallel
+from jitckpt.state.host_state import HostState
 from jitckpt.state.kept import Kept
+from jitckpt.state.schedules import Stateful
 from jitckpt.worker.self_check.comparison import Described, TooManyError
 
 _HOOKS = "_optimizer_"  # begins the names of the attributes with an optimizer's hooks
@@ -51,7 +52,7 @@ class FreshCopy:
         self.sampled: set[str] = set()  # names of parameters and buffers
         self.names: dict[int, str] = {}  # of parameters, by id, of the training's and of the copies
         self._places: dict[tuple[Any, ...], Tensor] = {}
-        self.module = host_state.unwrapped(model)
+        self.module = model_state.unwrapped(model)
         self._copy_parameters(optimizers)
         self.copy = self._skeleton(self.module)
         self._memo[id(model)] = self.copy

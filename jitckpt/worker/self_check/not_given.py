@@ -22,19 +22,27 @@ from jitckpt.state.optimizer_state import parameters_of
 from jitckpt.worker.self_check.comparison import Difference
 
 CHANGES = "changes in the training, and jitckpt.init was not given it"
+TORCHMETRICS = "_defaults"  # where each of its metrics has what its states are at first
 AVERAGE = "AveragedModel"  # of torch.optim.swa_utils: it may be changed in later epochs only
 
 
 class _Beside(NamedTuple):
-    """A module or an optimizer that was not given, and how often was written to tensors that nobody saves."""
+    """A module or an optimizer that was not given, and how its state was that nobody saves.
+
+    versions: how often was written to its tensors. states: the tensors of a module that it replaces itself.
+    """
 
     owner: weakref.ref[Any]
     versions: Sequence[tuple[weakref.ref[Tensor], int]]
+    states: Mapping[str, object]
 
     def changed(self) -> Any:
-        """Return the owner if something was written since."""
+        """Return the owner if something was written or replaced since."""
+        owner = self.owner()
         alive = [(one, before) for of, before in self.versions if (one := of()) is not None]
-        return self.owner() if any(one._version != before for one, before in alive) else None
+        is_written = any(one._version != before for one, before in alive)
+        replaced = any(not _is_same(mark, getattr(owner, name, None)) for name, mark in self.states.items())
+        return owner if is_written or replaced else None
 
 
 class NotGiven:
@@ -106,10 +114,12 @@ class NotGiven:
             if isinstance(values, dict)
             for value in values.values()
         }
-        places = {one.data_ptr() for one in extra.values() if one.device.type != "meta"}
+        known = [*extra.values(), *(one for _, one in named if type(one) in (Tensor, nn.Parameter))]
+        places = {one.data_ptr() for one in known if one.device.type != "meta"} - {0}
         alike = {(one.shape, one.dtype) for one in extra.values() if one.device.type == "cpu"}
         modules: list[_Beside] = []
         for one in every:
+            states: Mapping[str, object] = {}
             if isinstance(one, Optimizer):
                 tensors = [tensor for tensor in parameters_of(one) if id(tensor) not in of_optimizers]
                 kept = self._optimizers
@@ -122,9 +132,10 @@ class NotGiven:
                     and (tensor.shape, tensor.dtype) not in alike
                 ]
                 kept = modules
-            if not isinstance(one, LRScheduler) and tensors and id(one) not in ours:
+                states = _states(one, tensors, with_lists=not extra)
+            if not isinstance(one, LRScheduler) and (tensors or states) and id(one) not in ours:
                 versions = [(weakref.ref(tensor), tensor._version) for tensor in tensors]
-                kept.append(_Beside(weakref.ref(one), versions))
+                kept.append(_Beside(weakref.ref(one), versions, states))
         self._look_for_schedulers([one for one in every if isinstance(one, LRScheduler)])
         self._hooks = [
             found
@@ -165,10 +176,27 @@ def _is_still_to_begin(module: object) -> bool:
 
 
 def _tensors(module: nn.Module) -> list[Tensor]:
-    """Return what belongs to a module alone and torch counts the writes to."""
-    own = [*module._parameters.values(), *module._buffers.values()]
+    """Return what belongs to a module alone and torch counts the writes to: of a metric plain attributes."""
+    own = [*module._parameters.values(), *module._buffers.values(), *vars(module).values()]
     plain = [one for one in own if isinstance(one, Tensor) and type(one) in (Tensor, nn.Parameter)]
     return [one for one in plain if not one.is_inference()]
+
+
+def _states(module: nn.Module, tensors: Collection[Tensor], *, with_lists: bool) -> dict[str, object]:
+    """Return marks of what a module may replace: of these tensors its buffers, and a metric's states."""
+    ids = {*map(id, tensors)}
+    metrics = {name: getattr(module, name, None) for name in getattr(module, TORCHMETRICS, ())}
+    found: dict[str, object] = {
+        name: weakref.ref(one)
+        for name, one in {**module._buffers, **metrics}.items()
+        if isinstance(one, Tensor) and id(one) in ids
+    }
+    lists = {name: len(one) for name, one in metrics.items() if isinstance(one, list) and with_lists}
+    return found | lists
+
+
+def _is_same(mark: object, now: object) -> bool:
+    return mark() is now if isinstance(mark, weakref.ref) else isinstance(now, list) and mark == len(now)
 
 
 def _outermost(modules: Collection[object]) -> list[nn.Module]:

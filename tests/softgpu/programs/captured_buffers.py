@@ -10,7 +10,7 @@ from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves.layout import Identity
-from jitckpt.state.host_state import ModelState
+from jitckpt.state.model_state import ModelState
 
 TO_HOST = 2  # cudaMemcpyDeviceToHost
 

@@ -1,0 +1,248 @@
+"""Which variables a loop carries from one iteration to the next, as its code tells."""
+
+import dis
+import itertools
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from functools import cache
+from types import CodeType
+from typing import Any
+
+# Methods of a tensor that write to all of it, whatever was there.
+WHOLLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
+# A for statement over something with these in it is the job's own, or begins where the job is.
+OF_THE_JOB = frozenset({"steps", "epochs", "batches", "restore"})
+_GOES_ELSEWHERE = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
+_ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
+
+
+@cache
+def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what the loop around instructions reads before it writes it, and what of that it writes."""
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
+    read: dict[str, None] = {}
+    written: set[str] = set()
+    for one in instructions:
+        if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
+            for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
+                if kind == "STORE":
+                    written.add(name)
+                elif name not in written:
+                    read[name] = None
+    return frozenset(read.keys() - overwritten(code, begin, end)), frozenset(written & read.keys())
+
+
+@cache
+def loops_around(code: CodeType, at: tuple[int, ...]) -> int:
+    """Return how many loops there are around these places."""
+    return len(_spans_around([*dis.get_instructions(code)], at))
+
+
+@cache
+def held(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return what the loop around instructions sets in some iterations alone, and reads later.
+
+    In an iteration that does not set it, or behind the loop.
+    """
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
+    stores, loads = _places(instructions, begin, end)
+    read, _ = read_first(code, at)
+    return set_now_and_then(code, at) | {
+        name
+        for name in (stores.keys() & loads.keys()) - read
+        if _can_be_left_out(instructions, begin, end, stores[name], loads[name])
+    }
+
+
+@cache
+def made_when_missing(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return the names that the loop around instructions compares with None: it makes such anew."""
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
+    found = set()
+    for one, after in itertools.pairwise(instructions):
+        is_compared = after.opname.endswith("NONE") or (after.opname == "LOAD_CONST" and after.argval is None)
+        if begin <= one.offset <= end and "LOAD_" in one.opname and is_compared:
+            found |= {*_names(one.argval)}
+    return frozenset(found)
+
+
+@cache
+def counted_beside(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return the variables of for statements in which batches are drawn by next().
+
+    But for those of the job's own loops, and of loops that begin a pass in each round.
+    """
+    instructions = [*dis.get_instructions(code)]
+    if any(one.offset in at and one.opname == "FOR_ITER" for one in instructions):
+        return frozenset()
+    found = set()
+    for number, one in enumerate(instructions):
+        if one.opname != "FOR_ITER" or not one.offset < min(at) < one.argval:
+            continue
+        inside = _attributes(other for other in instructions if one.offset < other.offset < one.argval)
+        target = instructions[number + 1]
+        if _kinds(target.opname)[:1] == ["STORE"] and not (
+            OF_THE_JOB & _attributes(_of_expression(instructions, instructions[number - 1]))
+            or "batches" in inside
+        ):
+            found.add(_names(target.argval)[0])
+    return frozenset(found)
+
+
+def _attributes(instructions: Iterable[dis.Instruction]) -> set[str]:
+    return {one.argval for one in instructions if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+
+
+def _of_expression(
+    instructions: Iterable[dis.Instruction], belonging: dis.Instruction
+) -> Iterator[dis.Instruction]:
+    """Yield the instructions of the expression to which one belongs."""
+    where = belonging.positions
+    for one in instructions:
+        there = one.positions
+        if where is None or there is None or None in (*where, *there):
+            continue
+        begins = (where.lineno, where.col_offset) <= (there.lineno, there.col_offset)
+        if begins and (there.end_lineno, there.end_col_offset) <= (where.end_lineno, where.end_col_offset):
+            yield one
+
+
+@cache
+def target_of(code: CodeType, place: int) -> tuple[tuple[str, ...], Any] | None:
+    """Return where the for statement at a place puts its values, if that is no variable.
+
+    The names that lead to the object, and the attribute or the key in it.
+    """
+    instructions = dis.get_instructions(code)
+    at = next((one for one in instructions if one.offset == place), None)
+    if at is None or at.opname != "FOR_ITER":
+        return None
+    path: list[Any] = []
+    for one in instructions:
+        if one.opname == "STORE_ATTR":
+            return (*path,), one.argval
+        if one.opname == "STORE_SUBSCR":
+            return (*path[:-1],), path[-1]
+        if not one.opname.startswith(("LOAD_", "COPY_FREE", "RESUME")):
+            return None
+        path += _names(one.argval)
+    return None
+
+
+def _places(
+    instructions: Iterable[dis.Instruction], begin: int, end: int
+) -> tuple[dict[str, set[int]], dict[str, set[int]]]:
+    """Return where the names between two places are set, and where they are read."""
+    found: tuple[dict[str, set[int]], dict[str, set[int]]] = {}, {}
+    for one in instructions:
+        if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
+            for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
+                found[kind == "LOAD"].setdefault(name, set()).add(one.offset)
+    return found
+
+
+@cache
+def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return what the loop around instructions sets in some iterations alone, and the code behind it reads.
+
+    The best weights by now, for one.
+    """
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, at)
+    stores: dict[str, set[int]] = {}
+    behind: dict[str, str] = {}  # what is done first with a name
+    for one in instructions:
+        for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
+            if one.offset > end:
+                behind.setdefault(name, kind)
+            elif kind == "STORE" and one.offset >= begin:
+                stores.setdefault(name, set()).add(one.offset)
+    return frozenset(
+        name
+        for name, places in stores.items()
+        if behind.get(name) == "LOAD" and _can_be_left_out(instructions, begin, end, places)
+    )
+
+
+def _can_be_left_out(
+    instructions: Sequence[dis.Instruction],
+    begin: int,
+    end: int,
+    places: Collection[int],
+    goals: Collection[int] = (),
+) -> bool:
+    """Whether an iteration can come to its end, or to one of the goals if there are some, without these.
+
+    Loops inside of it are gone through once.
+    """
+    following = {one.offset: (one, after) for one, after in itertools.pairwise(instructions)}
+    waiting, known = [(begin, False)], set(places)
+    while waiting:
+        place, comes_back = waiting.pop()
+        if place not in following or not begin <= place <= end or (place in known and not comes_back):
+            continue
+        if place in goals:
+            return True
+        known.add(place)
+        one, after = following[place]
+        if one.opname == "FOR_ITER":
+            waiting.append((one.argval if comes_back else after.offset, False))
+        elif "JUMP" in one.opname and one.argval == begin:
+            if not goals:
+                return True
+        else:
+            if "JUMP" in one.opname:
+                is_inner_loops = one.argval < place and following[one.argval][0].opname == "FOR_ITER"
+                waiting.append((one.argval, is_inner_loops))
+            if not one.opname.startswith(_GOES_ELSEWHERE):
+                waiting.append((after.offset, False))
+    return False
+
+
+def _loop_around(instructions: Iterable[dis.Instruction], at: tuple[int, ...]) -> tuple[int, int]:
+    """Return where the innermost loop around these places begins and ends."""
+    return min(_spans_around(instructions, at), default=(0, 0, -1))[1:]
+
+
+def _spans_around(instructions: Iterable[dis.Instruction], at: tuple[int, ...]) -> list[tuple[int, int, int]]:
+    """Return the loops around these places: how long each is, where it begins, and where it ends."""
+    ends: dict[int, int] = {}  # of each loop the last of its jumps, of which `continue` is one
+    for one in instructions:
+        if "JUMP_BACKWARD" in one.opname and "NO_INTERRUPT" not in one.opname:  # that is of `yield from`
+            ends[one.argval] = one.offset
+    return [(end - begin, begin, end) for begin, end in ends.items() if begin <= min(at) and max(at) <= end]
+
+
+def overwritten(code: CodeType, begin: int, end: int) -> set[str]:
+    """Return the tensors' names that some code writes to, whole, before it reads them, in whatever branch."""
+    inside = [one for one in dis.get_instructions(code) if begin <= one.offset <= end]
+    known: set[str] = set()
+    found: set[str] = set()
+    for place, one in enumerate(inside):
+        used = _names(one.argval)[: len(_kinds(one.opname))]
+        if not used or used[-1] in known:
+            known |= {*used}
+            continue
+        known |= {*used}
+        following = [*itertools.takewhile(lambda other: other.opname != "POP_TOP", inside[place + 1 :])]
+        writes = following and "LOAD_" in following[0].opname and following[0].argval in WHOLLY
+        reads = any(_kinds(other.opname) and used[-1] in _names(other.argval) for other in following)
+        skips = any(
+            ("JUMP" in other.opname or other.opname == "FOR_ITER") and one.offset < other.argval <= end
+            for other in inside[:place]
+            if "BACKWARD" not in other.opname
+        )
+        if writes and not reads and not skips:
+            found.add(used[-1])
+    return found
+
+
+def _names(argument: Any) -> tuple[Any, ...]:
+    return argument if isinstance(argument, tuple) else (argument,)
+
+
+def _kinds(operation: str) -> Sequence[str]:
+    return _ACCESS.findall(operation)
