@@ -1,12 +1,13 @@
-"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md, guides/frameworks.md (of docs/data), and
-reference/environment.md.
+"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md, guides/frameworks.md and
+guides/without-replicas.md (of docs/data), and reference/environment.md.
 
     python scripts/docs_tables.py            # writes what has changed
     python scripts/docs_tables.py --check    # only says whether something would change (status 1)
 
 A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the newest of each mode. A claim and
 the command that shows it are a line of docs/data/proofs.jsonl; scripts/bench/paper_tables.py writes
-docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl. The variables are those of
+docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl, and what
+scripts/bench/memory_losses.py prints with --json is docs/data/losses.jsonl. The variables are those of
 jitckpt/wire/environment.py.
 """
 
@@ -175,16 +176,31 @@ def with_version(program: str, version: str) -> str:
     return ", ".join([f"{framework} {version}", *kind])
 
 
+def losses() -> str:
+    """Return how often a state in memory came back after so many hosts were lost at once."""
+    headings = ["hosts", "copies", "lost at once", "all came back", "95 % interval", "Corollary 1"]
+    rows = []
+    for row in records("losses.jsonl"):
+        low, high = row["interval"]
+        came_back = f"{row['came_back']} of {row['trials']}"
+        wide = f"{100 * low:.0f} to {100 * high:.0f} %"
+        corollary = f"{100 * row['corollary_1']:.1f} %"
+        rows.append([row["hosts"], row["copies"], row["lost"], came_back, wide, corollary])
+    return table(headings, rows)
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "campaigns": campaigns,
     "proofs": proofs,
     "workloads": workloads,
     "guides/frameworks": frameworks,
+    "guides/without-replicas": losses,
     "reference/environment": variables,
 }
 SOURCES = {
     "reference/environment": "jitckpt/wire/environment.py",
     "guides/frameworks": "data/frameworks.jsonl",
+    "guides/without-replicas": "data/losses.jsonl",
 }
 
 

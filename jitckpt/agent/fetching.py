@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from math import inf
 
 from jitckpt.agent.memory_sources import decide, source, timeline, within_job
@@ -94,13 +95,13 @@ class Fetching:
 
     def alike(self, plan: SourcePlan) -> list[tuple[int, ...]]:
         """Return a plan's ranks: together those among which a state is cut, each other one alone."""
-        of_plan = [
-            one
-            for of_host in self.held.values()
-            for one in of_host
-            if (one.step, timeline(one)) == (plan.step, plan.timeline)
-        ]
-        together = {rank: tuple(one.members) for one in of_plan for rank in one.members}
+        together: dict[int, tuple[int, ...]] = {}
+        for held in chain(*self.held.values()):
+            if (held.step, timeline(held)) == (plan.step, plan.timeline):
+                together |= dict.fromkeys(held.members, held.members)
+        for parity in chain(*self.parities.values()):  # all hosts that had a part may be lost
+            if (parity.step, timeline(parity)) == (plan.step, plan.timeline):
+                together |= {rank: members for members in parity.members for rank in members}
         return sorted({together.get(rank, (rank,)) for rank in plan.sources})
 
     def fetch(self, wanted: Source, into: HostMemory) -> int:

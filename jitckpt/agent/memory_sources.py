@@ -62,7 +62,7 @@ def ranks_of(hosts: Hosts) -> int:
     return sum(len(host.ranks) for host in hosts.all)
 
 
-def timeline(one: HeldShard) -> str:
+def timeline(one: HeldShard | HeldParity) -> str:
     return f"{one.job}/{one.timeline}"
 
 

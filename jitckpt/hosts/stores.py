@@ -266,12 +266,19 @@ class LastingRendezvous(RendezvousHandler):
             return []
 
     def waiting(self) -> frozenset[str]:
-        """Return who waits to be taken in, by names; nobody if the store does not say so in time."""
+        """Return who waits to be taken in, by names; nobody if the store does not say so in time.
+
+        To be asked while the ranks run.
+        """
         inner = self.inner
 
         def look() -> frozenset[str]:
             inner.num_nodes_waiting()
-            return frozenset(map(str, inner._state_holder.state.wait_list))
+            state = inner._state_holder.state
+            # On a machine under load all that run may have been taken for dead. Torch then begins another
+            # meeting, and who is there waits for them, as they do not know of it.
+            there = [] if state.complete else state.participants
+            return frozenset(map(str, {*state.wait_list, *there}))
 
         try:
             return within(self._patience, look)

@@ -18,7 +18,7 @@ from jitckpt import _seen
 from jitckpt._seen import Seen
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
-from jitckpt.errors import CheckpointError
+from jitckpt.errors import CheckpointError, TreeError
 from jitckpt.state import parallel, tensors_seen
 from jitckpt.state.attributes import ChangedAttributes
 
@@ -425,6 +425,12 @@ class OptimizerState:
                 if isinstance(value, Tensor):
                     seen.entry(state, key)
                     called = f"{self.name}.state.{number}.{key}"
+                    if parallel.is_wrapper(value):
+                        raise TreeError(
+                            f"{called} is a {type(value).__name__}, which is made of other tensors; "
+                            "jitckpt's own saver knows plain ones and DTensors of them: give jitckpt.init a "
+                            "save function (save_checkpoint=...)."
+                        )
                     if first.setdefault(id(value), called) != called:
                         self._same[called] = first[id(value)]
                         continue

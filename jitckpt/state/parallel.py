@@ -39,6 +39,11 @@ def memory_of(tensor: Tensor) -> Tensor:
     return tensor
 
 
+def is_wrapper(tensor: Tensor) -> bool:
+    """Return whether what this rank holds is made of other tensors, whose values are not what it shows."""
+    return hasattr(type(memory_of(tensor)), "__tensor_flatten__")
+
+
 def is_plain(parameter: Tensor) -> bool:
     """Return whether a parameter is a module's own, whole and in no other's memory."""
     return type(parameter) is nn.Parameter and not getattr(parameter, "_is_flat_param", False)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from jitckpt.decisions import sources
 from jitckpt.errors import SaveError
 from jitckpt.saves import layout
 from jitckpt.saves.folders import SavedState, SaveFolder, SaveRecord
@@ -103,9 +104,16 @@ def write_save(
 def write_whole(one: Shard, root: Path, start: int, by: str) -> int:
     """Do the same with a shard in memory that has just come, and was checked; return the bytes.
 
-    They are written from there.
+    They are written from there. Raises SaveError also if it is a part of what replicas hold.
     """
-    return _write(root, *_mapped(one), start, by)[1]
+    index, state = _mapped(one)
+    if index.cut is not None:
+        members = sources.listed(index.cut.members)
+        raise SaveError(
+            f"Step {index.step} of rank {one.rank} in memory is a part of what {members} hold; where all "
+            "parts are is not known."
+        )
+    return _write(root, index, state, start, by)[1]
 
 
 def write_put_together(memory: HostMemory, parts: Sequence[Shard], root: Path, start: int, by: str) -> int:

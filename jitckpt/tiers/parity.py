@@ -80,6 +80,11 @@ class ParityIndex:
     def digests(self) -> list[bytes]:
         return [bytes.fromhex(one) for one in self.checksums]
 
+    def cut_among(self) -> tuple[tuple[int, ...], ...]:
+        """Return among which ranks the shards under it are, of those that are cut."""
+        cuts = [shard.parse_index(one.index, one.seal).cut for one in self.members.values()]
+        return tuple(sorted({tuple(cut.members) for cut in cuts if cut is not None}))
+
     def encode(self) -> bytes:
         members = {
             rank: [one.slot, one.seal.encode().hex(), one.index.decode()]
@@ -219,6 +224,7 @@ class ParityMemory:
                 one.job,
                 one.world_size,
                 one.stripe.copies,
+                one.cut_among(),
             )
             for _, _, seal, one in self._whole()
         ]

@@ -255,7 +255,10 @@ class WantParities(OfMemory):
 
 @dataclass(frozen=True)
 class HeldParity(CheckedPart):
-    """A whole parity that a host has."""
+    """A whole parity that a host has.
+
+    members: of the shards under it that are cut, among which ranks they are.
+    """
 
     group: tuple[int, ...]
     place: int
@@ -265,6 +268,7 @@ class HeldParity(CheckedPart):
     job: str
     world_size: int
     copies: int = 0
+    members: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True)

@@ -131,6 +131,13 @@ def check(
                     f"The parameter {name} is a {kind.__name__}; jitckpt's own saver knows plain tensors and "
                     "DTensors of them: give jitckpt.init a save function (save_checkpoint=...)."
                 )
+        for name, buffer in model.named_buffers():
+            if parallel.is_wrapper(buffer):
+                raise TypeError(
+                    f"The buffer {name} is a {type(buffer).__name__}, which is made of other tensors; "
+                    "jitckpt's own saver knows plain ones: give jitckpt.init a save function "
+                    "(save_checkpoint=...)."
+                )
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")

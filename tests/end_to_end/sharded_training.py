@@ -103,6 +103,58 @@ def full() -> Training:
     return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
 
 
+class Kinds(nn.Module):
+    """Buffers of types and forms that parameters seldom have; each changes in every forward pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for dtype in (torch.float8_e4m3fn, torch.float8_e5m2, torch.int8, torch.uint8):
+            self.add(dtype, torch.zeros(5, dtype=torch.uint8, device="cuda").view(dtype))
+        for dtype in (torch.float64, torch.bfloat16, torch.int64, torch.complex64, torch.bool):
+            self.add(dtype, torch.zeros(3, dtype=dtype, device="cuda"))
+        self.add("one number", torch.zeros((), device="cuda"))
+        self.add("empty", torch.zeros(0, 3, device="cuda"))
+        self.add("turned", torch.zeros(5, 3, device="cuda").t())
+        self.add("with gaps", torch.zeros(4, 6, device="cuda")[:, :2])
+
+    def add(self, kind: object, buffer: Tensor) -> None:
+        self.register_buffer(f"kind {str(kind).removeprefix('torch.')}", buffer)
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        with torch.no_grad():
+            for buffer in self.buffers():
+                if buffer.dtype == torch.bool:
+                    buffer.logical_not_()
+                elif buffer.dtype.itemsize == 1:
+                    buffer.view(torch.uint8).add_(3)
+                elif buffer.is_complex():
+                    torch.view_as_real(buffer).add_(1.5)
+                else:
+                    buffer.add_(1)
+        return inputs
+
+
+def kinds() -> Training:
+    """The same with buffers of all kinds."""
+    training = full()
+    assert isinstance(training.model, nn.Sequential)
+    training.model.append(Kinds())
+    return training
+
+
+def flat() -> Training:
+    """As many shards as ranks by the older wrapper, whose flat parameters the optimizer has."""
+    policy = ModuleWrapPolicy({nn.Linear})
+    model = FullyShardedDataParallel(body(), auto_wrap_policy=policy, use_orig_params=False)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    def backward(batch: Tensor, target: Tensor) -> None:
+        loss(model(batch), target).backward()
+        model.clip_grad_norm_(0.5)
+
+    return Training(model, [optimizer], backward, dist.get_rank())
+
+
 def narrow() -> Training:
     """The same where all ranks but the first have no row of the last layer."""
     layers = [nn.Linear(INPUTS, 16), nn.GELU(), nn.Linear(16, 1)]
@@ -217,7 +269,10 @@ def plain() -> Training:
 
 FORMS = {
     one.__name__: one
-    for one in (replicated, plain, fsdp2, side_by_side, full, narrow, fsdp1, tensor, pipeline, three, zero)
+    for one in (
+        *(replicated, plain, fsdp2, side_by_side, full, kinds, flat, narrow),
+        *(fsdp1, tensor, pipeline, three, zero),
+    )
 }
 
 
@@ -243,11 +298,12 @@ def digest(training: Training) -> str:
     found = hashlib.sha256()
 
     def add(tensor: Tensor) -> None:
-        part = getattr(tensor, "_local_tensor", tensor).detach().cpu().contiguous()
-        found.update(part.reshape(-1).view(torch.uint8).numpy().tobytes())
+        part = getattr(tensor, "_local_tensor", tensor).detach()
+        found.update(f"{part.dtype} {part.shape} {part.stride()}".encode())
+        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
-    for parameter in training.model.parameters():
-        add(parameter)
+    for one in (*training.model.parameters(), *training.model.buffers()):
+        add(one)
     for optimizer in training.optimizers:
         inner = getattr(optimizer, "optim", optimizer)
         for state in inner.state.values():

@@ -11,7 +11,7 @@ from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 RUN += ["--checkpoint-dir", "ckpt"]
-FORMS = ("full", "zero")
+FORMS = ("full", "zero", "flat", "kinds")
 WAITS = "--until-safe"  # in the middle of a minibatch, for the snapshot of the last one
 
 

@@ -37,7 +37,14 @@ def identity(rank: int) -> Identity:
     return Identity("job", "fingerprint", 4, rank, 0, 2)
 
 
-def part(rank: int, step: int = 4, *, timeline: str = "first", ranks: tuple[int, ...] = RANKS) -> Shard:
+def part(
+    rank: int,
+    step: int = 4,
+    *,
+    timeline: str = "first",
+    ranks: tuple[int, ...] = RANKS,
+    of: Identity | None = None,
+) -> Shard:
     """Return what a rank copies of these tensors, and a tensor of its own."""
     tensors: dict[str, Tensor] = {"own": torch.full((3,), rank)}
     places: dict[str, tuple[list[int], int]] = {}
@@ -55,9 +62,8 @@ def part(rank: int, step: int = 4, *, timeline: str = "first", ranks: tuple[int,
         data += bytes(shard.aligned(len(data)) - len(data))
     window = window_of(data)
     checksums = [one.hex() for one in chunks.digests(window)]
-    made = Index(
-        identity(rank), step, timeline, 1.0, checksums, where, len(data), {"rank": rank}, Cut(ranks, places)
-    )
+    whose = identity(rank) if of is None else of
+    made = Index(whose, step, timeline, 1.0, checksums, where, len(data), {"rank": rank}, Cut(ranks, places))
     return sealed(made, window, step % 2)
 
 

@@ -559,6 +559,16 @@ def test_a_parameter_of_a_kind_that_is_not_known_needs_a_save_function() -> None
         init(model=model, optimizer=optimizer)
 
 
+def test_a_buffer_that_is_made_of_other_tensors_needs_a_save_function() -> None:
+    """What it shows is not all that it holds: scales, codes of a few bits."""
+    model = nn.Linear(2, 3)
+    parts = [torch.ones(2), torch.ones(3)]
+    model.register_buffer("parts", torch.nested.nested_tensor(parts, layout=torch.jagged))
+    optimizer = torch.optim.Adam(model.parameters())
+    with pytest.raises(TypeError, match=r"The buffer parts is a NestedTensor, .* give jitckpt\.init a save"):
+        init(model=model, optimizer=optimizer)
+
+
 def test_the_host_may_be_further_ahead_where_the_ring_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 64 << 20
     assert protection.max_ahead(0, limit) == 32

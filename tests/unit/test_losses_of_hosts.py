@@ -3,13 +3,18 @@
 A sample; all by command: JITCKPT_ALL_LOSSES=1 pytest tests/unit/test_losses_of_hosts.py
 """
 
+import json
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from itertools import combinations
 from math import comb
 from pathlib import Path
 
 import pytest
+from bench.memory_losses import drawn
 from test_protection import Agents
 
 from jitckpt.tiers import host_memory
@@ -65,3 +70,42 @@ def test_as_often_as_the_corollary_says(agents: Agents, count: int) -> None:
     assert survived == sum(not any(pair <= set(lost) for pair in pairs) for lost in ways)
     if ALL:
         assert survived / len(ways) == pytest.approx(chance(count))
+
+
+BENCHMARK = [sys.executable, str(Path(__file__).parents[2] / "scripts/bench/memory_losses.py"), "--json"]
+FEW = [*BENCHMARK, "--hosts", "4", "--lost", "2"]
+
+
+def test_agents_that_are_killed_bring_back_what_others_keep() -> None:
+    """A few trials of the benchmark. Hosts 0 and 2 have each other's state, and so have 1 and 3."""
+    done = subprocess.run([*FEW, "--trials", "3", "--seed", "2"], capture_output=True, check=True, text=True)
+    found = json.loads(done.stdout)
+    lost = drawn(2, 4, 2, 3)
+    pairs = [0, 2], [1, 3]
+    assert {one in pairs for one in map(list, lost)} == {True, False}
+    assert found["came_back"] == sum(one not in pairs for one in lost)
+    assert found["corollary_1"] == pytest.approx(2 / 3, abs=1e-4)
+
+
+def processes_with(mark: str) -> int:
+    """Return how many processes have this in their environment, and still run."""
+    count = 0
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            is_dead = (path / "stat").read_text().rpartition(")")[2].split()[0] == "Z"
+            count += not is_dead and mark.encode() in (path / "environ").read_bytes()
+        except OSError:
+            continue
+    return count
+
+
+def test_no_agent_outlives_a_benchmark_that_is_killed() -> None:
+    mark = f"TEST_MARK={os.getpid()}"
+    environment = {**os.environ, "TEST_MARK": str(os.getpid())}
+    with subprocess.Popen([*FEW, "--trials", "1000"], env=environment, stdout=subprocess.DEVNULL) as running:
+        while processes_with(mark) < 9:  # itself, four agents and their keepers
+            assert running.poll() is None
+            time.sleep(0.05)
+        running.kill()
+    while processes_with(mark):
+        time.sleep(0.05)

@@ -340,3 +340,34 @@ def test_hyperparameters_that_are_tensors_keep_their_memory_and_groups_share_the
         assert first is rate
         assert (second is rate) is not unshared
         assert (float(first), float(second)) == (0.25, 0.125 if unshared else 0.25)
+
+
+class Codes(Tensor):
+    """As optimizers of 8 bits have it: codes and a scale, and whoever reads or copies it gets numbers."""
+
+    codes: Tensor
+
+    @staticmethod
+    def __new__(cls, codes: Tensor) -> "Codes":
+        made: Codes = torch.Tensor._make_wrapper_subclass(cls, codes.shape, dtype=torch.float32)
+        made.codes = codes
+        return made
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["codes"], None
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        return func(*[one.codes / 16 if isinstance(one, cls) else one for one in args], **(kwargs or {}))
+
+
+def test_a_state_that_is_made_of_other_tensors_is_refused_by_name() -> None:
+    model = net()
+    optimizer = torch.optim.Adam(model.parameters())
+    host = host_of(model, optimizer)
+    step(model, optimizer)
+    optimizer.state[model[0].bias]["exp_avg"] = Codes(torch.ones(3, dtype=torch.int8))
+    with pytest.raises(
+        TreeError, match=r"optimizer\.0\.state\.1\.exp_avg is a Codes, which is made of other"
+    ):
+        take(host)

@@ -9,16 +9,18 @@ from pathlib import Path
 import pytest
 import torch
 from test_assembly import TENSORS, part, sealed
+from test_parity import lose
 from test_protection import Agents
 
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.decisions.memory_wanted import tier
+from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.formats import whole_step
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
-from jitckpt.tiers import host_memory, shard
+from jitckpt.tiers import host_memory, own_shard, shard
 
 JOB = "job"
 
@@ -211,7 +213,9 @@ def test_what_can_not_be_written_stays_in_memory_and_is_said(agents: Elastic) ->
 
 
 class Replicas(Elastic):
-    """All ranks hold the same, which is cut among them."""
+    """Ranks hold the same, which is cut among them; all of them do, or every so many'th."""
+
+    shards = 1
 
     def start_with(self, text: str) -> None:
         self.tiers = [MemoryTier(tier(text), self.job, EventLog()) for _ in range(self.count)]
@@ -220,18 +224,20 @@ class Replicas(Elastic):
     def put(self, rank: int, step: int, data: bytes = b"") -> None:
         memory = self.tiers[rank].memory
         host_memory.put_word(memory.of(rank), host_memory.READY, 1)
-        one = part(rank, step, ranks=tuple(range(self.count)))
-        index = replace(
-            shard.parse_index(one.index, one.seal),
-            identity=Identity(JOB, "fingerprint", self.count, rank, 0, 1),
-            document={"local": {"trees": {"rank": rank}}},
-        )
+        number = rank % self.shards
+        identity = Identity(JOB, "fingerprint", self.count, rank, number, self.shards)
+        one = part(rank, step, ranks=tuple(range(number, self.count, self.shards)), of=identity)
+        document = {"local": {"trees": {"rank": rank}}}
+        index = replace(shard.parse_index(one.index, one.seal), document=document)
         memory.put(sealed(index, one.window, one.slot))
 
     def check(self, step: int, ranks: int) -> None:
         """See that files have the state once, bit for bit, and of each rank what that alone knew."""
         found = {(one.kind, one.rank): folders.read(one) for one in folders.find(self.files)}
-        assert sorted(found) == [*(("local", rank) for rank in range(1, ranks)), ("rank", 0)]
+        assert sorted(found) == [
+            *(("local", rank) for rank in range(self.shards, ranks)),
+            *(("rank", rank) for rank in range(self.shards)),
+        ]
         assert all(folders.verify(one) is None for one in folders.find(self.files))
         for (kind, rank), state in found.items():
             assert state.document == {"local": {"trees": {"rank": rank}}}
@@ -239,8 +245,7 @@ class Replicas(Elastic):
             expected = TENSORS if kind == "rank" else {}
             assert state.tensors.keys() == expected.keys()
             assert all(torch.equal(state.tensors[name], of + (step - 4)) for name, of in expected.items())
-        (saved,) = whole_step.find(self.files)
-        assert saved.step == step
+        assert {saved.step for saved in whole_step.find(self.files)} == {step}
 
 
 @pytest.fixture
@@ -266,6 +271,44 @@ def test_what_is_cut_among_replicas_is_put_together_and_written_once(
     assert replicas.warnings() == []
     replicas.make(6)  # cut among those that are there, and nothing of before is in the way
     assert all((rank, 6) in replicas.held(rank) for rank in range(4 - len(lost)))
+
+
+@pytest.fixture
+def shards_of_two(tmp_path: Path) -> Iterator[Replicas]:
+    """Ranks 0 and 3 hold the same, and are in different groups of parity; so are 1 and 4, and 2 and 5."""
+    found = Replicas(str(tmp_path), 6)
+    found.shards = 3
+    found.files = tmp_path / "files"
+    folders.open_directory(found.files, JOB)
+    found.start_with("sharded+parity=3")
+    found.make(4)
+    yield found
+    found.close()
+
+
+def test_a_state_all_of_whose_parts_are_decoded_is_put_together(shards_of_two: Replicas) -> None:
+    """No host has a part of it, and tells among which ranks it is cut."""
+    shards_of_two.lose(0, 3)
+    assert shards_of_two.write() == [4] * 4
+    shards_of_two.check(4, ranks=6)
+    assert shards_of_two.warnings() == []
+
+
+def test_hosts_in_the_place_of_all_that_had_a_part_go_on_from_memory(shards_of_two: Replicas) -> None:
+    for host in (0, 3):
+        lose(shards_of_two, host)
+    shards_of_two.meet()
+    shards_of_two.gather()
+    for rank in range(6):
+        one = shards_of_two.tiers[rank]
+        _, state = own_shard.read(one.memory.of(rank), 4, one.whole(rank))
+        assert all(torch.equal(state.tensors[name], of) for name, of in TENSORS.items())
+
+
+def test_a_part_is_never_written_as_the_whole(tmp_path: Path) -> None:
+    with pytest.raises(SaveError, match="Step 4 of rank 2 in memory is a part of what ranks 0, 2, 3 hold"):
+        own_shard.write_whole(part(2), tmp_path, 1, "memory")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_part_that_is_damaged_is_decoded(replicas: Replicas) -> None:

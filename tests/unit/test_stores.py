@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, replace
 from hashlib import sha256
@@ -122,6 +122,13 @@ def last_start() -> Iterator[LastStarts]:
     yield starts
     for met in starts.met:
         met.close()
+
+
+def until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.05)
 
 
 def meet(*waiting: "Future[Any]") -> None:
@@ -481,6 +488,26 @@ def test_only_who_is_refused_is_closed(free_port: int) -> None:
     assert is_closed(StorePlace(HERE, free_port))
     with connections.listen(HERE) as alive:
         assert not is_closed(StorePlace(HERE, alive.getsockname()[1]))
+
+
+def test_who_waits_is_seen_although_all_that_run_were_taken_for_dead(threads: ThreadPoolExecutor) -> None:
+    """Under load no heartbeat of theirs comes in time: torch begins another meeting, of who waits alone."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    running = [agent(store.port, 2) for _ in range(2)]
+    meet(*(threads.submit(one.next_rendezvous) for one in running))
+    assert running[0].waiting() == frozenset()
+    parameters = RendezvousParameters(
+        *("c10d", f"{HERE}:{store.port}", "job", 2, 2, HERE), keep_alive_interval=1, join_timeout=60
+    )
+    late = agent(store.port, 2, rendezvous_handler_registry.create_handler(parameters))
+    for one in running:
+        one.inner._stop_heartbeats()
+    waiting = threads.submit(late.next_rendezvous)
+    until(lambda: running[0].waiting() and not running[0].inner._state_holder.state.complete)
+    assert running[0].waiting() == {str(late.inner._this_node)}
+    assert running[0].shutdown()
+    with pytest.raises(RendezvousClosedError):
+        waiting.result(60)
 
 
 def test_no_more_stand_by_than_are_wanted(threads: ThreadPoolExecutor) -> None:
