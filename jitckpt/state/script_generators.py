@@ -54,7 +54,7 @@ class ScriptGenerators:
     def is_same(self) -> bool:
         """Whether `capture` would return the same object."""
         before = self._captured
-        return self.capture() is before
+        return not self._kept or self.capture() is before
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
         """Put back what `capture` returned, decoded: into those that are there, and that are found later."""

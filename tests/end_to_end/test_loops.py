@@ -408,5 +408,5 @@ def test_what_a_plain_loop_carries_on_in_variables_is_named(launcher: Launcher) 
     result = launcher.run(*RUN, launcher.script(PLAIN))
     assert result.status == 0, result.err
     named = re.findall(r"rank \d: The loop changes variables .* no save holds: ([\w, ]+)\.", result.err)
-    assert [sorted(names.split(", ")) for names in named] == [["averages", "generator"]], result.err
+    assert named == ["averages"], result.err
     assert result.err.count("rank 0: An AveragedModel is updated between an optimizer step") == 1, result.err
