@@ -12,6 +12,8 @@ import sys
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from inspect import isgenerator
 from itertools import islice
@@ -30,6 +32,7 @@ from jitckpt.errors import CheckpointError
 
 OWN_REFERENCES = 3  # to a loader: this module's, that of its generators, and of who counts them
 _DIGEST_BITS = 63  # a number that int64 holds
+_is_drawing = ContextVar("jitckpt_is_drawing", default=False)
 
 PLACES = (
     "An iterable dataset goes on in each pass from where it was in the one before ({names}), and {why}: "
@@ -139,7 +142,7 @@ class Loader:
             if fits(self.loader):
                 return begin(self, saved)
         if not is_plain(self.loader):
-            return _OtherPass(self, saved)
+            return OtherPass(self, saved)
         if isinstance(self.loader.dataset, IterableDataset):  # type: ignore[attr-defined]
             self._look_at_places()
             return _IterablePass(self, saved)
@@ -159,6 +162,20 @@ class Loader:
                 self.warn(PLACES.format(names=", ".join(lost), why=IN_WORKERS if in_workers else ITERATOR))
 
 
+def is_drawing() -> bool:
+    """Return whether a pass draws from its loader in this thread, which may have another one inside."""
+    return _is_drawing.get()
+
+
+@contextmanager
+def _drawing() -> Iterator[None]:
+    before = _is_drawing.set(True)
+    try:
+        yield
+    finally:
+        _is_drawing.reset(before)
+
+
 class Pass(ABC):
     """One pass; `state` says how far it is. To be dropped when it has ended, as torch's iterators are."""
 
@@ -174,17 +191,21 @@ class Pass(ABC):
                 self.state.chosen = chosen_samples.chosen(of.loader, of.warn)
             elif saved is not None and self.chooses:
                 chosen_samples.choose_again(of.loader, saved.chosen, of.warn)
-            self._begin()
+            with _drawing():
+                self._begin()
 
     def next(self) -> Any:
         """Return the next batch. Raises StopIteration at the end."""
         if self._iterator is None:
             raise StopIteration
+        before = _is_drawing.set(True)
         try:
             batch = next(self._iterator)
         except StopIteration:
             self.end()
             raise
+        finally:
+            _is_drawing.reset(before)
         self.state.batches += 1
         return self._handed_out(batch)
 
@@ -230,7 +251,7 @@ class Pass(ABC):
                 ) from None
 
 
-class _OtherPass(Pass):
+class OtherPass(Pass):
     """Over what is no plain DataLoader: by its own state, or read again."""
 
     def _begin(self) -> None:
@@ -244,7 +265,7 @@ class _OtherPass(Pass):
         if self._goes_on and state.own:
             loader.load_state_dict(packed.unpack(state.own))  # type: ignore[attr-defined]
         was_ended, was_left = state.ended, state.left
-        self._iterator = iter(loader)
+        self._iterator = self._iterate()
         if self._goes_on and not self._has_state:
             self._read_again()
         if was_ended:
@@ -252,6 +273,9 @@ class _OtherPass(Pass):
                 for _ in self._iterator:
                     pass
             self.end(was_left)
+
+    def _iterate(self) -> Iterator[Any]:
+        return iter(self._of.loader)
 
     def _handed_out(self, batch: Any) -> Any:
         if self._has_state:
@@ -446,7 +470,9 @@ def is_plain(loader: Iterable[Any]) -> bool:
 
 
 def has_own_state(loader: Iterable[Any]) -> bool:
-    return hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
+    # Accelerate's have these methods whatever loader they are around.
+    of = getattr(loader, "base_dataloader", loader)
+    return hasattr(of, "state_dict") and hasattr(of, "load_state_dict")
 
 
 def _digest(indices: Any, before: int) -> int:

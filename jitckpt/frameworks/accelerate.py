@@ -11,7 +11,7 @@ from torch import nn
 
 from jitckpt.data import data_pass
 from jitckpt.data.loop import Iteration
-from jitckpt.frameworks import protection, read_ahead, script_loops
+from jitckpt.frameworks import dispatched, protection, read_ahead, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
@@ -33,11 +33,11 @@ def install(accelerator: ModuleType) -> None:
     """Have every Accelerator protect the training with what it has prepared."""
     from accelerate import data_loader
 
-    kind, shard = accelerator.Accelerator, data_loader.DataLoaderShard
-    if (read_ahead.is_read_ahead, read_ahead.begin) not in data_pass.OTHER_KINDS:
-        data_pass.OTHER_KINDS.append((read_ahead.is_read_ahead, read_ahead.begin))
-    prepare_one, iterate = kind.prepare, shard.__iter__
-    setattr(shard, read_ahead.ORIGINAL, iterate)
+    kind = accelerator.Accelerator
+    for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.Pass)):
+        if fits_and_begin not in data_pass.OTHER_KINDS:
+            data_pass.OTHER_KINDS.append(fits_and_begin)
+    prepare_one = kind.prepare
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         _accelerators.add(self)
@@ -45,9 +45,12 @@ def install(accelerator: ModuleType) -> None:
 
     def __iter__(self: Any) -> Iterator[Any]:
         iteration = _begin_pass(self, sys._getframe(1))
-        return iterate(self) if iteration is None else iteration
+        return read_ahead.iterated(self) if iteration is None else iteration
 
-    kind.prepare, shard.__iter__ = prepare, __iter__
+    kind.prepare = prepare
+    for loader in (data_loader.DataLoaderShard, data_loader.DataLoaderDispatcher):
+        setattr(loader, read_ahead.ORIGINAL, loader.__iter__)
+        loader.__iter__ = __iter__
     script_loops.unless_repeated(kind, WRITES)
 
 

@@ -7,7 +7,7 @@ training does.
 """
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from jitckpt.data.data_pass import Loader, Pass, PassState
@@ -21,6 +21,12 @@ ORIGINAL = "_jitckpt_iterate"  # the class's own __iter__, where it was replaced
 def is_read_ahead(loader: Any) -> bool:
     """Return whether it is one of Accelerate's loaders around one of torch's."""
     return type(loader).__name__ == "DataLoaderShard" and hasattr(loader, "base_dataloader")
+
+
+def iterated(loader: Any) -> Iterator[Any]:
+    """Iterate it as its own class does."""
+    iterate: Callable[[Any], Iterator[Any]] = getattr(type(loader), ORIGINAL, type(loader).__iter__)
+    return iterate(loader)
 
 
 def begin(of: Loader, saved: PassState | None) -> Pass:
@@ -51,7 +57,7 @@ class ReadAheadPass(Pass):
     def _outer(self) -> Iterator[Any]:
         """Iterate the framework's loader over the inner pass."""
         loader: Any = self._of.loader
-        iterator = getattr(type(loader), ORIGINAL, type(loader).__iter__)(loader)
+        iterator = iterated(loader)
         base, rng_types = loader.base_dataloader, loader.rng_types
         loader.base_dataloader = _Source(base, self._drawn)
         if self._goes_on:

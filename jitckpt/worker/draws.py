@@ -9,6 +9,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader
 
+from jitckpt.data import data_pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.hooks import torch_loaders
 
@@ -92,6 +93,8 @@ class Draws:
         self._trains = alive
 
     def _iterated(self, loader: DataLoader[Any], iterator: Iterator[Any]) -> None:
+        if data_pass.is_drawing():  # by a loader that was given to the job's loop, and has this one inside
+            return
         name = type(loader.dataset).__name__
         if torch.is_grad_enabled() and (self._model is None or self._model.training):
             self._trains.append((weakref.ref(iterator), name))

@@ -37,8 +37,10 @@ FILES = {
 LOOPS_OF_THEIR_OWN = ("transformers", "lightning", "torchtitan")
 MAKE_LOADERS = ("transformers", "torchtitan")  # themselves: the one torch's, the other torchdata's
 STATEFUL = ", StatefulDataLoader"
+STREAM = "accelerate, a stream"
 PROGRAMS = {
     **{name: Program((name,), file) for name, file in FILES.items()},
+    STREAM: Program(("accelerate",), FILES["accelerate"], {"LOADER": "stream"}),
     **{
         f"deepspeed, ZeRO-{stage}": Program(("deepspeed",), FILES["deepspeed"], {"ZERO": str(stage)})
         for stage in (1, 2, 3)
@@ -106,6 +108,9 @@ def all_cases() -> Iterator[Case]:
             # Lightning's may come back otherwise, which is said at the start.
             is_exact = program != "lightning" + STATEFUL
             yield Case(program, "user", 2, "in backward" if is_exact else UNDISTURBED)
+        elif program == STREAM:
+            for disturbance in ("in backward", "at an epoch's end"):
+                yield Case(program, "user", 2, disturbance)
         elif "ZeRO" in program:
             yield Case(program, "user", 2, "in backward" if program in WITHOUT_REPLICA else UNDISTURBED)
             yield Case(program, "transparent", 2, "three faults")

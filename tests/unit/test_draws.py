@@ -8,6 +8,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from jitckpt.data import data_pass
 from jitckpt.worker.draws import ONE_AHEAD, Draws
 
 
@@ -79,6 +80,23 @@ def test_a_loader_of_training_data_is_named_at_the_first_step(watched: Watched) 
     (warning,) = watched.warnings
     assert "draws from a DataLoader over TensorDataset that is iterated outside of job.batches" in warning
     assert "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`" in warning
+
+
+def test_a_loader_inside_of_one_that_the_loop_draws_from_is_not_named(watched: Watched) -> None:
+    """As that of a prefetcher to which the loop was given."""
+
+    class Prefetcher:
+        def __init__(self) -> None:
+            self.inside = loader()
+
+        def __iter__(self) -> Iterator[object]:
+            yield from self.inside
+
+    drawn = data_pass.Loader(Prefetcher(), watched.warnings.append).begin()
+    for _ in range(3):
+        drawn.next()
+        watched.minibatch()
+    assert watched.warnings == []
 
 
 def test_a_loader_that_is_read_before_the_training_disturbs_nothing(watched: Watched) -> None:

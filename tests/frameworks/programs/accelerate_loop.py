@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with Accelerate: dropout, a shuffled loader, a scheduler, accumulation, evaluations."""
+"""A training with Accelerate: dropout, shuffled samples or a stream, a scheduler, accumulation."""
 
 import json
 import os
@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator, DataLoaderConfiguration
 from ends import IS_STATEFUL, digest, log_loss, may_be_killed
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 EPOCHS = 3
 
@@ -22,13 +22,23 @@ class Points(Dataset):
         return torch.randn(16) + index, torch.tensor(index % 4)  # random numbers of the data
 
 
+class Stream(IterableDataset):  # which one process reads for all
+    def __iter__(self):
+        points = Points()
+        yield from (points[index] for index in range(len(points)))
+
+
 def main():
     torch.manual_seed(5)
     loaders = DataLoaderConfiguration(use_stateful_dataloader=IS_STATEFUL)
     accelerator = Accelerator(gradient_accumulation_steps=2, dataloader_config=loaders)
     model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=int(os.environ.get("WORKERS", "0")))
+    if os.environ.get("LOADER") == "stream":
+        loader = DataLoader(Stream(), batch_size=2)
+    else:
+        workers = int(os.environ.get("WORKERS", "0"))
+        loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=workers)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
     model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     for _ in range(EPOCHS):
