@@ -34,7 +34,7 @@ def install(accelerator: ModuleType) -> None:
     from accelerate import data_loader
 
     kind = accelerator.Accelerator
-    for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.Pass)):
+    for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.begin)):
         if fits_and_begin not in data_pass.OTHER_KINDS:
             data_pass.OTHER_KINDS.append(fits_and_begin)
     prepare_one = kind.prepare
@@ -59,7 +59,15 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     global _training  # noqa: PLW0603
     if not torch.is_grad_enabled():
         return None
-    of = next((one for one in _accelerators if any(loader is known for known in one._dataloaders)), None)
+    # skip_first_batches makes another one over the same data.
+    of = next(
+        (
+            one
+            for one in _accelerators
+            if any(loader is known or loader.dataset is known.dataset for known in one._dataloaders)
+        ),
+        None,
+    )
     if of is None or not any(model.training for model in of._models):
         return None
     if _training is None and not protection.is_taken():

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from jitckpt.data.data_pass import OtherPass
+from jitckpt.data.data_pass import Loader, OtherPass, PassState
 from jitckpt.frameworks import read_ahead
 
 
@@ -12,7 +12,14 @@ def fits(loader: Any) -> bool:
     return type(loader).__name__ == "DataLoaderDispatcher" and hasattr(loader, "base_dataloader")
 
 
-class Pass(OtherPass):
+def begin(of: Loader, saved: PassState | None) -> "DispatchedPass":
+    one = DispatchedPass(of, saved)
+    if saved is not None and saved.ended and not saved.begun:
+        of.loader.iteration += 1  # type: ignore[attr-defined]  # as its own end does, which is not read to
+    return one
+
+
+class DispatchedPass(OtherPass):
     """One pass."""
 
     def _iterate(self) -> Iterator[Any]:

@@ -141,6 +141,17 @@ def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
     call()
 
 
+def _adding_to_checkpoints(trainer: Any) -> str:
+    """Return a clause on callbacks whose state is in what they add to a checkpoint, as averages are."""
+    base = next(one for one in type(trainer.callbacks[0]).__mro__[::-1] if hasattr(one, "on_save_checkpoint"))
+    names = [
+        type(one).__qualname__
+        for one in trainer.callbacks
+        if type(one).on_save_checkpoint is not base.on_save_checkpoint
+    ]
+    return f"; what on_save_checkpoint of {', '.join(names)} adds, such as averaged weights" if names else ""
+
+
 class LightningTraining:
     """One fit; as `extra` of the job, what Lightning alone knows."""
 
@@ -175,7 +186,7 @@ class LightningTraining:
             schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             progress=self,
-            left_out=LEFT_OUT,
+            left_out=LEFT_OUT + _adding_to_checkpoints(trainer),
             made_up=trainer.lightning_module.automatic_optimization,
         )
 

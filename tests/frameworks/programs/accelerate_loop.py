@@ -23,9 +23,14 @@ class Points(Dataset):
 
 
 class Stream(IterableDataset):  # which one process reads for all
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
     def __iter__(self):
         points = Points()
-        yield from (points[index] for index in range(len(points)))
+        yield from (points[index + self.epoch] for index in range(len(points)))
 
 
 def main():
