@@ -143,12 +143,10 @@ def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
 
 def _adding_to_checkpoints(trainer: Any) -> str:
     """Return a clause on callbacks whose state is in what they add to a checkpoint, as averages are."""
-    base = next(one for one in type(trainer.callbacks[0]).__mro__[::-1] if hasattr(one, "on_save_checkpoint"))
-    names = [
-        type(one).__qualname__
-        for one in trainer.callbacks
-        if type(one).on_save_checkpoint is not base.on_save_checkpoint
-    ]
+    names = []
+    for one in trainer.callbacks:
+        kinds = [kind for kind in type(one).__mro__ if "on_save_checkpoint" in vars(kind)]
+        names += [type(one).__qualname__] if len(kinds) > 1 else []  # the last one is Lightning's own, empty
     return f"; what on_save_checkpoint of {', '.join(names)} adds, such as averaged weights" if names else ""
 
 
