@@ -54,12 +54,12 @@ class Training:
 
 def test_where_all_is_given_nothing_is_named() -> None:
     training = Training()
-    frozen = copy.deepcopy(training.model)
+    frozen: Any = copy.deepcopy(training.model)
     for one in frozen.parameters():
         one.requires_grad_(False)
     frozen.eval()
     view = nn.ModuleList([training.model[0]])  # the same parameters once more
-    frozen.weight = training.model[0].weight.detach()  # and in an attribute
+    frozen.weight = next(training.model.parameters()).detach()  # and in an attribute
     assert training.names(steps=lambda: (frozen(torch.randn(4, 3)), len(view))) == []
 
 

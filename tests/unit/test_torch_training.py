@@ -340,7 +340,7 @@ def test_a_model_whose_forward_is_never_called_is_watched_by_its_parts(
     told: Told, attached: list[TrainingHooks]
 ) -> None:
     """Else what a rank alone knows is lost with it behind its forward pass, and other ranks make the step."""
-    parts = nn.Sequential(nn.Linear(2, 2), Agent(), nn.Linear(2, 2))
+    parts: Any = nn.Sequential(nn.Linear(2, 2), Agent(), nn.Linear(2, 2))
     optimizer = torch.optim.SGD(parts.parameters(), lr=0.1)
     attached.append(TrainingHooks(told, model=parts, optimizers=[optimizer]))
     for step in (1, 2):
