@@ -19,6 +19,7 @@ from jitckpt.worker.script_variables import attributes_of, is_own, kept_by, scri
 
 DEPTH = 3
 MOST_PARTS = 100  # of a container in which they are looked for
+MOST_LOOKED_AT = 1000  # in one variable
 
 
 def generators_from(frame: FrameType | None, extra: Any) -> Iterator[tuple[str, object]]:
@@ -34,7 +35,7 @@ def generators_from(frame: FrameType | None, extra: Any) -> Iterator[tuple[str, 
             called = f"{function}{name}" if name in local else name
             if not name.startswith("__") and name not in told and called not in names:
                 names.add(called)
-                yield from _inside(called, value, known, DEPTH)
+                yield from _inside(called, value, known, DEPTH, iter(range(MOST_LOOKED_AT)))
 
 
 def _of_the_process() -> list[object]:
@@ -47,13 +48,15 @@ def _of_the_process() -> list[object]:
     ]
 
 
-def _inside(name: str, value: object, known: set[int], depth: int) -> Iterator[tuple[str, object]]:
+def _inside(
+    name: str, value: object, known: set[int], depth: int, left: Iterator[object]
+) -> Iterator[tuple[str, object]]:
     if isinstance(value, GENERATORS):
         if id(value) not in known and not isinstance(value, random.SystemRandom):  # which has no state
             known.add(id(value))
             yield name, value
         return
-    if not depth or id(value) in known:
+    if next(left, None) is None or not depth or id(value) in known:
         return
     if isinstance(value, list | tuple | dict):
         parts = [*value.items()] if isinstance(value, dict) else enumerate(value)
@@ -68,4 +71,4 @@ def _inside(name: str, value: object, known: set[int], depth: int) -> Iterator[t
         return
     known.add(id(value))
     for called, part in inside:
-        yield from _inside(called, part, known, depth - 1)
+        yield from _inside(called, part, known, depth - 1, left)

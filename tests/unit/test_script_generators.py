@@ -14,7 +14,7 @@ from torch import nn
 from jitckpt.data import generators
 from jitckpt.encoding import packed
 from jitckpt.state.script_generators import ScriptGenerators
-from jitckpt.worker.script_generators import generators_from
+from jitckpt.worker.script_generators import MOST_LOOKED_AT, generators_from
 
 
 @pytest.fixture(autouse=True)
@@ -140,6 +140,24 @@ def test_what_extra_keeps_and_what_belongs_to_the_process_is_left_to_them() -> N
     assert not [name for name in names if "own" in name or name.endswith(("process", "without_state"))]
     assert process is not None
     assert without_state is not None
+
+
+def test_large_data_are_not_gone_through() -> None:
+    script = SimpleNamespace(data=[[[*range(100)] for _ in range(100)] for _ in range(100)])
+    looked = 0
+
+    class Counting(list[Any]):
+        def __iter__(self) -> Iterator[Any]:
+            nonlocal looked
+            for one in super().__iter__():
+                looked += 1
+                yield one
+
+    data = Counting(Counting(Counting(row) for row in rows) for rows in script.data)
+    looked = 0
+    assert "noise" not in [name for name, _ in generators_from(sys._getframe(), None)]
+    assert 100 < looked < 2 * MOST_LOOKED_AT
+    assert data
 
 
 def test_a_pass_begins_with_their_states_too() -> None:
