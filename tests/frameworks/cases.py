@@ -38,8 +38,10 @@ LOOPS_OF_THEIR_OWN = ("transformers", "lightning", "torchtitan")
 MAKE_LOADERS = ("transformers", "torchtitan")  # themselves: the one torch's, the other torchdata's
 STATEFUL = ", StatefulDataLoader"
 STREAM = "accelerate, a stream"
+UNPREPARED = "accelerate, a loader of its own"
 PROGRAMS = {
     **{name: Program((name,), file) for name, file in FILES.items()},
+    UNPREPARED: Program(("accelerate",), FILES["accelerate"], {"LOADER": "own"}),
     STREAM: Program(("accelerate",), FILES["accelerate"], {"LOADER": "stream"}),
     **{
         f"deepspeed, ZeRO-{stage}": Program(("deepspeed",), FILES["deepspeed"], {"ZERO": str(stage)})
@@ -94,8 +96,8 @@ class Case:
 
     @property
     def is_protected(self) -> bool:
-        """Whether the mode takes the program: in user-level mode ZeRO-3 is named and left alone."""
-        return self.mode == "transparent" or self.program != "deepspeed, ZeRO-3"
+        """Whether the mode takes the program: in user-level mode these are named and left alone."""
+        return self.mode == "transparent" or self.program not in ("deepspeed, ZeRO-3", UNPREPARED)
 
     def __str__(self) -> str:
         return f"{self.program}-{self.mode}-{self.ranks} ranks-{self.disturbance}"
@@ -108,6 +110,8 @@ def all_cases() -> Iterator[Case]:
             # Lightning's may come back otherwise, which is said at the start.
             is_exact = program != "lightning" + STATEFUL
             yield Case(program, "user", 2, "in backward" if is_exact else UNDISTURBED)
+        elif program == UNPREPARED:
+            yield Case(program, "user", 2, UNDISTURBED)
         elif program == STREAM:
             for disturbance in ("in backward", "at an epoch's end"):
                 yield Case(program, "user", 2, disturbance)

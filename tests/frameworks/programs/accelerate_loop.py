@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""A training with Accelerate: dropout, shuffled samples or a stream, a scheduler, accumulation."""
+"""A training with Accelerate: dropout, samples or a stream, a scheduler, accumulation."""
 
 import json
 import os
@@ -45,7 +45,11 @@ def main():
         workers = int(os.environ.get("WORKERS", "0"))
         loader = DataLoader(Points(), batch_size=2, shuffle=True, num_workers=workers)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 40)
-    model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
+    if os.environ.get("LOADER") == "own":
+        model, optimizer, scheduler = accelerator.prepare(model, optimizer, scheduler)
+        loader = [(points.to(accelerator.device), labels.to(accelerator.device)) for points, labels in loader]
+    else:
+        model, optimizer, loader, scheduler = accelerator.prepare(model, optimizer, loader, scheduler)
     for _ in range(EPOCHS):
         model.train()
         for points, labels in loader:
