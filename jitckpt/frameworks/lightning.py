@@ -20,8 +20,12 @@ from jitckpt.data import data_pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
 from jitckpt.frameworks import protection
+from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
+from jitckpt.state.module_attributes import owners_of
+from jitckpt.state.plain_attributes import Owner, PlainAttributes
+from jitckpt.worker.self_check import not_given
 
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
@@ -30,10 +34,8 @@ STATEFUL = (
     "part in: after a restart the order of the samples may be another one. torch's DataLoader comes back "
     "exactly."
 )
-LEFT_OUT = (
-    "what on_save_checkpoint of the module adds, and what the module and callbacks without a state_dict keep "
-    "in attributes, such as lists of an epoch's outputs"
-)
+LEFT_OUT = "what on_save_checkpoint of the module adds beside its attributes"
+METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")  # what was logged last, by names
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -56,7 +58,10 @@ def install(trainer: ModuleType) -> None:
     if (is_held_back, HeldBackPass) not in data_pass.OTHER_KINDS:
         data_pass.OTHER_KINDS.append((is_held_back, HeldBackPass))
     connector = module("trainer.connectors.checkpoint_connector")._CheckpointConnector
-    results = module("trainer.connectors.logger_connector.result")._ResultCollection
+    result = module("trainer.connectors.logger_connector.result")
+    results = result._ResultCollection
+    if result._ResultMetric not in not_given.KEPT_OTHERWISE:
+        not_given.KEPT_OTHERWISE.append(result._ResultMetric)
     fit, epoch = module("loops.fit_loop")._FitLoop, module("loops.training_epoch_loop")._TrainingEpochLoop
     automatic = module("loops.optimization.automatic")._AutomaticOptimization
     manual = module("loops.optimization.manual")._ManualOptimization
@@ -141,6 +146,14 @@ def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
     call()
 
 
+def _owners(trainer: Any) -> dict[str, Owner]:
+    """Return what keeps attributes of the script's: the module with all in it, callbacks, the datamodule."""
+    others = numbered(trainer.callbacks)
+    others |= {} if trainer.datamodule is None else {"datamodule": trainer.datamodule}
+    modules = owners_of(trainer.lightning_module)
+    return {f"module {name}": one for name, one in modules.items()} | owners_among(others)
+
+
 def _adding_to_checkpoints(trainer: Any) -> str:
     """Return a clause on callbacks whose state is in what they add to a checkpoint, as averages are."""
     names = []
@@ -172,6 +185,7 @@ class LightningTraining:
             return
         parameter = next(trainer.model.parameters())
         self._random = RandomState(parameter.device if parameter.device.type == "cuda" else None)
+        self._attributes = PlainAttributes(_owners(trainer))
         try:
             self._before = self._take()
         except Exception as error:
@@ -186,6 +200,7 @@ class LightningTraining:
             progress=self,
             left_out=LEFT_OUT + _adding_to_checkpoints(trainer),
             made_up=trainer.lightning_module.automatic_optimization,
+            keeps_attributes=True,
         )
 
     # As `extra` of the job.
@@ -198,7 +213,9 @@ class LightningTraining:
         trainer = self.trainer
         self._newest = self._before | {
             "returned": self._returned,
+            "attributes": self._attributes.changed(),
             "logged": {key: _metric(one) for key, one in trainer.fit_loop.epoch_loop._results.items()},
+            "metrics": {name: dict(getattr(trainer._logger_connector, name)) for name in METRICS},
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "rates": [
                 [{key: group[key] for key in SCHEDULED if key in group} for group in one.param_groups]
@@ -270,6 +287,7 @@ class LightningTraining:
     def batch_begins(self) -> None:
         assert self.protection is not None
         self.protection.step_is_over()
+        say_problems(self._attributes)
         self._kept = None
         if not self._again:
             try:
@@ -325,11 +343,15 @@ class LightningTraining:
         assert self._loaded is not None
         trainer, loaded = self.trainer, self._loaded
         self.protection.put_back()
+        self._attributes.restore(loaded["attributes"])
+        say_problems(self._attributes)
         for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
         for optimizer, groups in zip(trainer.optimizers, loaded["rates"], strict=True):
             for group, rates in zip(optimizer.param_groups, groups, strict=True):
                 group.update(rates)
+        for name, metrics in loaded["metrics"].items():
+            setattr(trainer._logger_connector, name, metrics)
         collection = trainer.fit_loop.epoch_loop._results
         logged = dict(loaded["logged"])
         for key in [*logged]:

@@ -124,13 +124,15 @@ def begin(
     left_out: str = "",
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
+    keeps_attributes: bool = False,
 ) -> FrameworkProtection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
     framework: its name and version. left_out: a clause that names what a restart does not bring back. shard:
     which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
-    the adapter has the framework do again whatever follows the restored step. Raises CheckpointError if there
-    are saves but none can be used: nothing ever starts over silently.
+    the adapter has the framework do again whatever follows the restored step. keeps_attributes: it keeps
+    those of the model's modules itself. Raises CheckpointError if there are saves but none can be used:
+    nothing ever starts over silently.
     """
     global _current, _taken  # noqa: PLW0603
     if _taken:
@@ -170,6 +172,8 @@ def begin(
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
     job.made_up = made_up
     job.trust_extra()
+    if keeps_attributes:
+        job.leave_attributes()
     _current = FrameworkProtection(job, job.restore())
     return _current
 

@@ -18,7 +18,10 @@ import torch
 
 from jitckpt.data import data_pass
 from jitckpt.frameworks import protection, read_ahead
+from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
+from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.system import installed
 
 NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate")
 _TRAINING = "_jitckpt_training"
@@ -194,6 +197,11 @@ class TransformersTraining:
         self._steps_before = 0
         self._log: tuple[int, torch.Tensor] = (-1, torch.zeros(0, dtype=torch.uint8, device="cpu"))
         self._loaded: dict[str, Any] | None = None
+        self._attributes = PlainAttributes({})
+        self._own_callbacks: list[Any] = []  # of the script's classes
+        self._missed: Mapping[str, Any] | None = (
+            None  # the log of a step's end that this rank did not come to
+        )
 
     # As `extra` of the job.
 
@@ -207,6 +215,7 @@ class TransformersTraining:
             "in_step": self._in_step,
             "grad_norm": self.grad_norm,
             "learning_rate": rate,
+            "attributes": self._attributes.changed(),
             "numbers": {name: getattr(trainer, name, 0) for name in _NUMBERS}
             | {"current_flos": self._operations()},
             "before": [
@@ -279,6 +288,9 @@ class TransformersTraining:
                 "jitckpt saves after a failure, from the ranks that are left. Both are on."
             )
         self._epochs_before, self._steps_before = self.first_epoch, trainer.state.global_step
+        owners = owners_among({"Trainer": trainer, **numbered(trainer.callback_handler.callbacks)})
+        self._attributes = PlainAttributes(owners)
+        self._own_callbacks = [one.object for one in owners.values() if one.object is not trainer]
         self._protection = protection.begin(
             _version(),
             model=model,
@@ -325,6 +337,8 @@ class TransformersTraining:
         if _how_far(furthest) > _how_far(own):
             if furthest["numbers"]["_globalstep_last_logged"] > own["numbers"]["_globalstep_last_logged"]:
                 loaded["tr_loss"].zero_()  # it is in the log
+            if furthest["state"]["global_step"] > own["state"]["global_step"]:
+                self._missed = furthest["log"][-1] if len(furthest["log"]) > len(own["log"]) else {}
             flos = own["numbers"]["current_flos"]
             loaded["numbers"] = furthest["numbers"] | {"current_flos": flos}
         state: dict[str, Any] = furthest["state"]
@@ -372,6 +386,7 @@ class TransformersTraining:
         self._resumes = False
         self._protection.go_on_now()
         assert self._loader is not None
+        self._put_attributes_back()
         done = self._protection.batches_done + (self._loader.skipped if self._protection.epoch == 0 else 0)
         if self._pending:
             self._end_restored_step(done, kwargs)
@@ -388,6 +403,18 @@ class TransformersTraining:
             "epochs_trained": kwargs["epoch"],
             "steps_trained_in_current_epoch": done,
         }
+
+    def _put_attributes_back(self) -> None:
+        """Put back what the Trainer and callbacks keep; these hear of a step's end that this rank lacks."""
+        trainer, loaded = self.trainer, self._loaded
+        assert loaded is not None
+        self._attributes.restore(loaded["attributes"])
+        say_problems(self._attributes)
+        for one in self._own_callbacks if self._missed is not None else ():
+            one.on_step_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
+            if self._missed:
+                one.on_log(trainer.args, trainer.state, trainer.control, logs=dict(self._missed))
+        self._missed = None
 
     def _end_restored_step(self, done: int, epoch: Mapping[str, Any]) -> None:
         """Do what the Trainer does after the optimizer step of the restored step, as it does it."""
@@ -425,6 +452,7 @@ class TransformersTraining:
         if self._in_step:
             self._in_step, self.learning_rate = False, learning_rate
             if self._protection is not None:
+                say_problems(self._attributes)
                 self._protection.step_is_over()
 
     def at_epochs_end(self, norm: Any, learning_rate: float | None) -> tuple[Any, float | None]:
@@ -465,12 +493,17 @@ def _how_far(said: Mapping[str, Any]) -> tuple[int, int, int, bool]:
 
 
 def _left_out(trainer: Any) -> str:
-    """Name what a restart does not bring back; a Trainer of the script's own may keep anything in itself."""
-    callbacks = "callbacks that keep a state and are no ExportableState"
-    kind = type(trainer)
-    if kind.__module__.partition(".")[0] == "transformers":
-        return callbacks
-    return f"{callbacks}, and what {kind.__name__} itself keeps in attributes, such as a running average"
+    """Name callbacks of other packages, which may keep anything in themselves."""
+    from transformers.trainer_callback import ExportableState
+
+    names = [
+        type(one).__qualname__
+        for one in trainer.callback_handler.callbacks
+        if not isinstance(one, ExportableState)
+        and not installed.is_scripts_class(type(one))
+        and type(one).__module__.partition(".")[0] not in ("transformers", "jitckpt")
+    ]
+    return f"what {', '.join(dict.fromkeys(names))} keeps in attributes" if names else ""
 
 
 def _put_back_callbacks(callbacks: list[Any], states: Mapping[str, list[dict[str, Any]]]) -> None:

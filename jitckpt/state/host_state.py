@@ -1,7 +1,8 @@
 """The state of a training job that the host holds: taken without waiting for the device, and put back.
 
-Rank-local: random numbers, `extra`, module buffers; the ranks of one shard differ in them. Shared: what the
-optimizers keep on the host (Adam counts its steps there), hyperparameters, schedulers; replicas agree on it.
+Rank-local: random numbers, `extra`, module buffers and attributes; the ranks of one shard differ in them.
+Shared: what the optimizers keep on the host (Adam counts its steps there), hyperparameters, schedulers;
+replicas agree on it.
 Tensors on a device are taken by reference: whoever reads them minds the device's own order.
 """
 
@@ -32,6 +33,7 @@ from jitckpt.state.optimizer_state import (
     put_hyperparameters,
     states_of,
 )
+from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
 from jitckpt.state.zero_gradients import Gradients, GradientsSeen
@@ -98,7 +100,7 @@ class Unchanged(NamedTuple):
     and functions that return their bytes now.
     """
 
-    looks: tuple[Seen | ScriptGenerators, ...]
+    looks: tuple[Seen | PlainAttributes | ScriptGenerators, ...]
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -177,6 +179,7 @@ class HostState:
         if self.model is not None:
             parts["buffers"] = self.model.capture_buffers()
             parts["modules"] = self.model.capture_extra_states()
+            parts["attributes"] = self.model.capture_attributes()
         if self.loop is not None and self.loop.is_used:
             parts["loop"] = self.loop.capture()
         if self.generators is not None:
@@ -226,7 +229,9 @@ class HostState:
         if self.loop is not None and self.loop.is_used:
             of_loop = self.loop.look()
             going_on.append((NUMBERS, self.loop.numbers))
-        looks = tuple([one for one in (of_loop, of_random, of_model, self.generators) if one is not None])
+        attributes = None if self.model is None else self.model.attributes
+        every = (of_loop, of_random, of_model, attributes, self.generators)
+        looks = tuple([one for one in every if one is not None])
         return Unchanged(looks, tuple(going_on))
 
     def shared(self) -> Shared:
@@ -450,6 +455,7 @@ class HostState:
         if self.model is not None:
             self.model.restore_buffers(parts.get("buffers", {}))
             self.model.restore_extra_states(parts.get("modules", {}))
+            self.model.attributes.restore(parts.get("attributes", {}))
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
         trackers.restore(parts.get(trackers.PART))

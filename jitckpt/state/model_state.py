@@ -1,4 +1,4 @@
-"""A model's part of a training's state: parameters, buffers and extra states, by name."""
+"""A model's part of a training's state: parameters, buffers, extra states and attributes, by name."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -14,6 +14,8 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel, tensors_seen
+from jitckpt.state.module_attributes import owners_of
+from jitckpt.state.plain_attributes import PlainAttributes
 
 _NONE = Encoded({}, {})
 
@@ -47,7 +49,7 @@ class HeldParameters(NamedTuple):
 
 
 class ModelState:
-    """A model's parameters, buffers and extra states, by name."""
+    """A model's parameters, buffers, extra states and attributes, by name."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = unwrapped(model)
@@ -58,6 +60,9 @@ class ModelState:
         self._averages: list[AveragedModel] = []
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
+        self._leaves_attributes = False
+        self.attributes = PlainAttributes(owners_of(self._model))
+        self._captured_attributes = _NONE, self.attributes.changed()
         self._held: HeldParameters | None = None
         self._flags = b""
         self._versions = b""
@@ -84,6 +89,8 @@ class ModelState:
         self._buffers.clear()
         self._passing.clear()
         self._with_extra_state.clear()
+        if not self._leaves_attributes:
+            self.attributes.look_again(owners_of(self._model))
         self._averages = [one for one in self._model.modules() if isinstance(one, AveragedModel)]
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
@@ -284,6 +291,18 @@ class ModelState:
     def capture_extra_states(self) -> Encoded:
         """Return the extra states under the name "modules"; the same object while there are none."""
         return tree_codec.encode(self.extra_states(), "modules") if self._with_extra_state else _NONE
+
+    def leave_attributes(self) -> None:
+        """Keep the attributes no more: somebody else does."""
+        self._leaves_attributes = True
+        self.attributes.look_again({})
+
+    def capture_attributes(self) -> Encoded:
+        """Return the attributes that have changed under that name; the same object while none has since."""
+        changed = self.attributes.changed()
+        if changed is not self._captured_attributes[1]:
+            self._captured_attributes = tree_codec.encode(changed, "attributes"), changed
+        return self._captured_attributes[0]
 
     def extra_state_names(self) -> list[str]:
         """Return the modules that have an extra state, by name."""

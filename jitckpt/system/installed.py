@@ -4,6 +4,7 @@ import os
 import sys
 import sysconfig
 from collections.abc import Mapping
+from functools import cache
 from typing import Any
 
 PACKAGES = ("site-packages", "dist-packages")  # folders are called so wherever they lie
@@ -23,3 +24,20 @@ def folders(path: list[str] | None = None, loaded: Mapping[str, Any] | None = No
     if torch:
         found.append(os.path.dirname(os.path.dirname(torch)))
     return tuple(dict.fromkeys(os.path.join(os.path.abspath(one), "") for one in found))
+
+
+_folders = cache(folders)  # as they are when it is first asked for, with torch among them
+
+
+def is_scripts_class(kind: type) -> bool:
+    """Whether a class is the user's own."""
+    return _is_scripts_class(kind)
+
+
+@cache
+def _is_scripts_class(kind: Any) -> bool:
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+    is_main = kind.__module__ == "__main__"
+    return is_main or (
+        file is not None and not file.startswith(_folders()) and "jitckpt" not in kind.__module__
+    )

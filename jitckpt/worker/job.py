@@ -289,8 +289,14 @@ class Job:
             of_round=lambda: self._loop.round,
             said=said,
             targets=targets,
-            kept=lambda: () if self._host.generators is None else self._host.generators.kept_ids(),
+            kept=self._kept,
         )
+
+    def _kept(self) -> set[object]:
+        """Return what of the script's variables is kept by itself."""
+        generators, model = self._host.generators, self._host.model
+        found: set[object] = set() if generators is None else {*generators.kept_ids()}
+        return found if model is None else found | model.attributes.kept()
 
     def _find_generators(self) -> None:
         """Keep what the script has made by now; no harm to the training if its variables can't be read."""
@@ -540,6 +546,11 @@ class Job:
     def end_steps_at_boundary(self) -> None:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         self._protection.end_steps_at_boundary()
+
+    def leave_attributes(self) -> None:
+        """Leave what the model's modules keep in plain attributes to who drives the loop."""
+        if self._host.model is not None:
+            self._host.model.leave_attributes()
 
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""

@@ -36,10 +36,9 @@ from jitckpt.ring.copies import Asker
 from jitckpt.ring.recorder import Recorder
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state, starts
-from jitckpt.state import model_state, parallel
+from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState, Shared
 from jitckpt.state.model_state import ModelState
-from jitckpt.state.module_numbers import ModuleNumbers
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.shards import hear_first
@@ -178,7 +177,6 @@ def _harmless(
 class Protection:
     """Hears of the training's steps (jitckpt.hooks.torch_training.Listener) and has what a save needs."""
 
-    _module_numbers: ModuleNumbers | None = None
     _extra_behind_forward: tuple[Any, ...] | None = None  # in the first minibatches
     _extra_behind_step: tuple[Any, ...] | None = None  # the same
     _interrupted: str | None = None  # a signal's handler has raised in the middle of a hook
@@ -251,8 +249,6 @@ class Protection:
         one_connection.warn_of_it(self._identity.world_size, os.environ, reporter.warn_on_first)
         self._profiler = self._make_profiler()
         self._unwatch = parameter_data.watch(self._outside.taken)
-        if arguments.model is not None:
-            self._module_numbers = ModuleNumbers(model_state.unwrapped(arguments.model))
         self._draws = Draws(arguments.model, lambda: loop.is_used, reporter.warn_on_first)
         self._hooks = self._make_hooks()
         self._others = OtherOptimizers(arguments.optimizers, self)
@@ -722,8 +718,8 @@ class Protection:
         may_be_lost = not self._loop.is_used or self._identity.world_size > 1
         if self._looks_at_extra and may_be_lost and step <= self._base + EXTRA_LOOKED_AT:
             self._extra_behind_step = self._host.extra_now()
-        if self._module_numbers is not None and (changed := self._module_numbers.changed()):
-            self._say_numbers(changed)
+        if self._host.model is not None and (problems := self._host.model.attributes.problems):
+            self._say_once(problems)
         self._look_at_gradients(shared)
         for optimizer in self._host.optimizers:
             if optimizer.looks or optimizer.refusal is not None:
@@ -770,13 +766,10 @@ class Protection:
         if not self._first_step_reported:
             self._report_first_step()
 
-    def _say_numbers(self, changed: list[str]) -> None:
-        for one in changed:
-            self._reporter.warn_once(
-                f"A save lacks {one}, which changes while the model trains: after a restart it is as the "
-                "script builds it. If that matters, and `extra` does not hold it, make it a buffer, or set "
-                "it in every epoch."
-            )
+    def _say_once(self, problems: list[str]) -> None:
+        for problem in problems:
+            self._reporter.warn_once(problem)
+        problems.clear()
 
     def _say_problems(self, optimizer: OptimizerState) -> None:
         """Name what changes of an optimizer and can't be saved; nothing is, where its state can't be."""

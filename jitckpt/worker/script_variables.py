@@ -33,6 +33,7 @@ from jitckpt.data.generators import samplers
 from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
+from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker.carried_names import (
     counted_beside,
     loops_around,
@@ -50,7 +51,7 @@ DEPTH = 3  # to which objects of the script's own classes are looked into
 SHOWN = 8  # names
 MOST_LOOPS = 8  # before the first optimizer step
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
-CLOCK_SECONDS = 3600.0  # what is so near to a clock was read from it
+CLOCK_SECONDS = 10.0  # a clock was read no longer than this before the first look, or since
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler)
 ITERATORS: tuple[Any, ...] = (
     GeneratorType,
@@ -147,6 +148,7 @@ class ScriptVariables:
         kept: returns the ids of what is kept besides.
         """
         self._given, self._extra = [*given], extra
+        self._began = [clock() for clock in CLOCKS]
         self._of_epochs, self._of_round = of_epochs, of_round
         self._said = set() if said is None else said
         self._targets = set() if targets is None else targets
@@ -345,7 +347,7 @@ class ScriptVariables:
                     marks[name] = _advanced(value)
             elif name in read and not isinstance(value, OTHERS_AFFAIR):
                 for kind in type(value).__mro__:
-                    if kind.__name__ not in kept_names and _is_scripts_class(kind):
+                    if kind.__name__ not in kept_names and is_scripts_class(kind):
                         marks |= _inside(kind.__name__, kind, kept, attributes)
                 marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
@@ -356,7 +358,10 @@ class ScriptVariables:
             # In a loop that tells nothing it may have been counted on before the forward pass.
             counts = self.script_restores and (ahead == 0 or (tells_nothing and ahead == 1))
             return counts or (code is not None and "first" in code.co_names)
-        return type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)
+        clocks = zip(CLOCKS, self._began, strict=True)
+        return type(value) is float and any(
+            began - CLOCK_SECONDS < value <= clock() for clock, began in clocks
+        )
 
     def _is_spared(self, value: object, code: CodeType) -> bool:
         """Whether a variable that is set now and then is no state: what draws from a loop, a counter."""
@@ -516,7 +521,7 @@ def _in_modules(models: Iterable[nn.Module], kept: set[object]) -> dict[str, obj
     marks: dict[str, list[object]] = {}
     for module in {id(one): one for model in models for one in model.modules()}.values():
         kind: Any = type(module)
-        if not _is_scripts_class(kind) or kind.get_extra_state is not nn.Module.get_extra_state:
+        if not is_scripts_class(kind) or kind.get_extra_state is not nn.Module.get_extra_state:
             continue
         for name, mark in _inside(kind.__qualname__, module, kept, notes=True).items():
             marks.setdefault(name, []).append(mark)
@@ -643,7 +648,7 @@ def _has_attributes(value: object) -> bool:
     """Whether attributes of it may be the script's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_LIBRARIES)
-    own = _is_scripts_class(value) if isinstance(value, type) else is_own(value)
+    own = is_scripts_class(value) if isinstance(value, type) else is_own(value)
     return own or isinstance(value, nn.Module | Sampler | Dataset)
 
 
@@ -658,8 +663,8 @@ def attributes_of(value: Any) -> dict[str, Any]:
 def _carried_by(kind: type) -> frozenset[str]:
     """Return the attributes that a class's own functions read before they set them, and set."""
     carried: set[str] = set()
-    for one in kind.__mro__ if _is_scripts_class(kind) else ():
-        for function in vars(one).values() if _is_scripts_class(one) else ():
+    for one in kind.__mro__ if is_scripts_class(kind) else ():
+        for function in vars(one).values() if is_scripts_class(one) else ():
             if isinstance(function, FunctionType):
                 carried |= _carried_in(function.__code__)
     return frozenset(carried)
@@ -690,7 +695,7 @@ def _lasts_in(owner: object, is_carried: bool, part: object) -> bool:
         return isinstance(part, list | deque) or type(part) is int or of_tensors
     if isinstance(owner, Sampler):
         kind: Any = type(owner)
-        return isinstance(part, CONTAINERS) and not _is_scripts_class(kind)
+        return isinstance(part, CONTAINERS) and not is_scripts_class(kind)
     return is_carried or _lasts(part)
 
 
@@ -701,18 +706,9 @@ def _lasts(value: object) -> bool:
     )
 
 
-@cache
-def _is_scripts_class(kind: Any) -> bool:
-    file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-    is_main = kind.__module__ == "__main__"
-    return is_main or (
-        file is not None and not file.startswith(_LIBRARIES) and "jitckpt" not in kind.__module__
-    )
-
-
 def is_own(value: object) -> bool:
     kind: Any = type(value)
-    return (_is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, (*OTHERS_AFFAIR, type))
+    return (is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, (*OTHERS_AFFAIR, type))
 
 
 def _dict_of(value: object) -> Mapping[str, Any]:

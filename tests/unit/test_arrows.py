@@ -31,7 +31,7 @@ PYTHON = {
     "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system bindings wire",
-    "frameworks": "worker state data encoding console wire errors",
+    "frameworks": "worker worker/self_check state data encoding console system wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
@@ -52,7 +52,7 @@ PYTHON = {
     "hosts": "saves decisions console system wire errors",
     "clusters": "errors",
     "saves": "state decisions encoding console system bindings errors",
-    "state": "data encoding wire errors _seen _tensors",
+    "state": "data encoding system wire errors _seen _tensors",
     "decisions": "wire errors",
     "data": "encoding system bindings errors _seen",
     "encoding": "errors",

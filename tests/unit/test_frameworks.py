@@ -5,6 +5,7 @@ import sys
 import types
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +17,11 @@ from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
 from jitckpt.encoding import tree_codec
-from jitckpt.frameworks import held_back, read_ahead, transformers
+from jitckpt.frameworks import held_back, read_ahead
+from jitckpt.frameworks.attributes import numbered, owners_among
 from jitckpt.frameworks.held_back import HeldBack
+from jitckpt.state.module_attributes import is_kept, names_of_others
+from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.system.imports import when_imported
 
 
@@ -89,11 +93,31 @@ def test_a_number_that_a_sampler_is_not_built_with_comes_back() -> None:
     assert vars(again)["told"] == 1
 
 
-def test_what_a_trainer_of_the_scripts_own_keeps_is_named_at_the_start() -> None:
-    theirs = type("Trainer", (), {"__module__": "transformers.trainer"})
-    own = type("Averaging", (theirs,), {"__module__": "__main__"})
-    assert "itself keeps" not in transformers._left_out(theirs())
-    assert "and what Averaging itself keeps in attributes" in transformers._left_out(own())
+class Counting:
+    """As a callback of the script's own, derived from a library's."""
+
+    def __init__(self) -> None:
+        self.seen: list[float] = []
+
+
+def test_the_script_s_own_objects_are_kept_and_a_library_s_are_not() -> None:
+    own, theirs = Counting(), SimpleNamespace(seen=[])
+    owners = owners_among(numbered([own, theirs]))
+    assert [*owners] == ["callback 0"]
+    kept = PlainAttributes(owners)
+    own.seen.append(1.0)
+    assert kept.changed() == {"callback 0": {"seen": [1.0]}}
+
+
+def test_what_bases_of_a_library_set_is_theirs() -> None:
+    class Lines(DataLoader[int]):
+        position = 0
+
+    names = names_of_others(Lines)
+    assert {"num_workers", "sampler", "_iterator"} <= names
+    assert not is_kept(names, "sampler", "x")
+    assert is_kept(names, "position", "x")
+    assert is_kept(names, "num_workers", 2)  # a number is a setting
 
 
 class Noisy(Dataset[torch.Tensor]):

@@ -30,7 +30,7 @@ def test_a_torch_that_pythonpath_names_is_no_part_of_the_script() -> None:
 import sys, torch
 from jitckpt.worker import script_variables
 for kind in (torch.cuda.Event, type("Own", (), {})):
-    print(script_variables._is_scripts_class(kind))
+    print(script_variables.is_scripts_class(kind))
 """
     command = [sys.executable, "-c", code]
     # A Python whose own folders are others, as that of a virtual environment is to its base.

@@ -17,6 +17,7 @@ import numpy
 import pytest
 import torch
 
+from jitckpt.worker import script_variables
 from jitckpt.worker.script_variables import ScriptVariables
 
 ITERATIONS = 6
@@ -265,6 +266,13 @@ def test_what_a_loop_carries_on_is_named(script: Callable[[Loop], None], names: 
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+def test_a_number_is_no_time_because_the_machine_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(script_variables, "CLOCKS", (lambda: 2000.0,))
+    loop = Loop()
+    counted(loop)
+    assert loop.named == {"count", "total", "largest"}
 
 
 class Late:

@@ -8,10 +8,8 @@ import numpy
 import pytest
 import torch
 from test_optimizer_state import host_of, net, put, step, take
-from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt.state.module_numbers import EACH, LOOKED_STEPS, ModuleNumbers
 from jitckpt.worker.saving.history import History
 
 
@@ -208,50 +206,3 @@ def test_a_wrapper_of_a_wrapper_is_no_attribute_that_changes() -> None:
     inner.steps += 1
     host.shared()
     assert host.optimizers[0].problems() == []
-
-
-class Annealed(nn.Module):
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.calls, self.width = inner, 0, 3
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        self.calls += 1
-        out: Tensor = self.inner(inputs)
-        return out
-
-
-def test_numbers_in_a_module_s_attributes_are_named_when_they_change() -> None:
-    model = nn.Sequential(Annealed(nn.Linear(2, 2)), nn.BatchNorm1d(2))
-    numbers = ModuleNumbers(model)
-    assert numbers.changed() == []
-    model(torch.ones(2, 2))
-    assert numbers.changed() == ["the attribute 'calls' of Annealed (0)"]
-    for _ in range(LOOKED_STEPS - 2):
-        numbers.changed()
-    assert numbers.changed() == []
-
-
-def test_modes_and_rates_that_a_script_changes_in_later_epochs_are_named() -> None:
-    model = nn.Sequential(Annealed(nn.Linear(2, 2)), nn.BatchNorm1d(2), nn.Dropout(0.5))
-    setattr(model[0], "temperature", 1.0)  # noqa: B010
-    numbers = ModuleNumbers(model)
-
-    def named() -> list[str]:
-        return [clause for _ in range(EACH) for clause in numbers.changed()]
-
-    for _ in range(LOOKED_STEPS + 2):
-        model.eval()
-        model.train()  # around an evaluation
-        assert numbers.changed() == []
-    model[1].eval()
-    assert named() == ["the training mode (train() or eval()) of 1"]
-    assert named() == []
-    for module, name, value in ((model[2], "p", 0.0), (model[0], "temperature", 0.9), (model[0], "width", 5)):
-        setattr(module, name, value)
-    assert named() == ["the attribute 'temperature' of Annealed (0)", "the attribute 'p' of Dropout (2)"]
-    setattr(model[2], "p", 0.1)  # noqa: B010
-    for mode in (True, False, True, False):
-        model.train(mode)
-        named()
-    assert named() == []

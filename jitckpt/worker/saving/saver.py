@@ -60,8 +60,8 @@ class SaveContext:
         shard: which part of the state the rank holds, from 0.
         shards: how many parts there are.
         host_state: what the host held after that step (it may be steps ahead of the device by now): "random",
-            "extra", "buffers" (of the modules), "optimizers" (state_dicts of what lies on the host, keyed by
-            the parameters' numbers), "schedulers", "scaler".
+            "extra", "buffers" and "attributes" (of the modules), "optimizers" (state_dicts of what lies on
+            the host, keyed by the parameters' numbers), "schedulers", "scaler".
         reason: why the save was ordered.
     """
 

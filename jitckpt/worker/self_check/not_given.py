@@ -23,6 +23,7 @@ from jitckpt.worker.self_check.comparison import Difference
 
 CHANGES = "changes in the training, and jitckpt.init was not given it"
 TORCHMETRICS = "_defaults"  # where each of its metrics has what its states are at first
+KEPT_OTHERWISE: list[type] = []  # modules of a framework's own that its adapter keeps
 AVERAGE = "AveragedModel"  # of torch.optim.swa_utils: it may be changed in later epochs only
 
 
@@ -124,6 +125,8 @@ class NotGiven:
                 tensors = [tensor for tensor in parameters_of(one) if id(tensor) not in of_optimizers]
                 kept = self._optimizers
             elif isinstance(one, nn.Module):
+                if isinstance(one, (*KEPT_OTHERWISE,)):
+                    continue
                 tensors = [
                     tensor
                     for tensor in _tensors(one)

@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""A training with Lightning: dropout, shuffling, validation, a scheduler, logs by step and by epoch."""
+"""A training with Lightning: dropout, shuffling, validation, a scheduler, logs by step and by epoch.
+
+Its module and callbacks keep in attributes what they carry on, as users' do.
+"""
 
 import json
 import os
@@ -22,17 +25,46 @@ class Points(Dataset):
         return torch.randn(16) + index, torch.tensor(index % 4)  # random numbers of the data
 
 
+class Average:
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def add(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
 class Model(pl.LightningModule):
     def __init__(self):
         super().__init__()
+        self.frozen = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
+        self.calls, self.ends, self.carried = 0, 0, None
+        self.average = Average()
         self.net = nn.Sequential(
             nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4)
         )
 
+    def on_train_epoch_start(self):
+        self.losses, self.temperature = [], 1.0 + 0.5 * self.current_epoch
+        if self.current_epoch:
+            self.frozen.eval()
+
     def training_step(self, batch, batch_idx):
-        loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
+        self.calls += 1
+        out = self.net(batch[0] + 0.1 * self.frozen(batch[0]))
+        if self.carried is not None:
+            out = out + 0.01 * self.carried
+        self.carried = out.detach().mean(0)
+        loss = nn.functional.cross_entropy(out / self.temperature, batch[1])
+        self.losses.append(loss.detach())
+        self.average.add(loss.item())
         self.log("loss", loss, on_step=True, on_epoch=True)
         return loss
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.ends += 1
+
+    def on_train_epoch_end(self):
+        self.log("of_all", torch.stack(self.losses).sum())
 
     def validation_step(self, batch, batch_idx):
         self.log("checked", nn.functional.cross_entropy(self.net(batch[0]), batch[1]), sync_dist=True)
@@ -67,15 +99,28 @@ class Log(pl.Callback):
         self.seen = dict(state["seen"])
 
 
+class Count(pl.Callback):
+    """Keeps in attributes how often it was called, with no state of its own."""
+
+    def __init__(self):
+        self.begun, self.ended = 0, {}
+
+    def on_train_batch_start(self, trainer, module, batch, batch_idx):
+        self.begun += 1
+
+    def on_train_batch_end(self, trainer, module, outputs, batch, batch_idx):
+        self.ended[trainer.current_epoch] = self.ended.get(trainer.current_epoch, 0) + 1
+
+
 def main():
     pl.seed_everything(3)
-    model, log = Model(), Log()
+    model, log, count = Model(), Log(), Count()
     trainer = pl.Trainer(
         accelerator="cuda",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp",
         max_epochs=EPOCHS,
-        callbacks=[log],
+        callbacks=[log, count],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -97,6 +142,9 @@ def main():
         "epoch": trainer.current_epoch,
         "batches": trainer.fit_loop.epoch_loop.batch_progress.total.completed,
         "logs": log.seen,
+        "attributes": [model.calls, model.ends, model.average.sum, model.average.count, len(model.losses)],
+        "carried": digest(model.carried),
+        "counted": [count.begun, count.ended],
     }
     with open(f"{sys.argv[1]}/end-{trainer.global_rank}.json", "w") as file:
         json.dump(end, file, indent=1, sort_keys=True)

@@ -1,5 +1,8 @@
 # mypy: ignore-errors
-"""A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, random data."""
+"""A training with transformers' Trainer: a tiny GPT-2, dropout, shuffling, evaluation, random data.
+
+A Trainer and a callback of its own keep in attributes what they carry on, as users' do.
+"""
 
 import json
 import os
@@ -9,7 +12,7 @@ import torch
 import transformers
 from ends import digest, may_be_killed
 from torch.utils.data import Dataset
-from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments
+from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
 STEPS_IN_EPOCH, EPOCHS = 4, 3
 
@@ -22,6 +25,31 @@ class Texts(Dataset):
         text = torch.randint(60, (12,))  # another one each time: random numbers of the data
         text[0] = index
         return {"input_ids": text, "labels": text}
+
+
+class Averaging(Trainer):
+    average, calls = 0.0, 0
+
+    def compute_loss(self, model, inputs, *args, **kwargs):
+        loss = super().compute_loss(model, inputs, *args, **kwargs)
+        part = loss[0] if isinstance(loss, tuple) else loss
+        if model.training:
+            self.average, self.calls = 0.9 * self.average + part.item(), self.calls + 1
+        return loss
+
+
+class History(TrainerCallback):
+    def __init__(self):
+        self.steps, self.losses, self.begun = 0, [], {}
+
+    def on_step_begin(self, args, state, control, **kwargs):
+        self.begun[state.global_step] = True
+
+    def on_step_end(self, args, state, control, **kwargs):
+        self.steps += 1
+
+    def on_log(self, args, state, control, logs=None, **kwargs):
+        self.losses.append((logs or {}).get("loss"))
 
 
 def main():
@@ -40,7 +68,10 @@ def main():
         gradient_accumulation_steps=int(os.environ.get("ACCUMULATE", "1")),
         dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
     )
-    trainer = Trainer(model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts())
+    history = History()
+    trainer = Averaging(
+        model=model, args=arguments, train_dataset=Texts(), eval_dataset=Texts(), callbacks=[history]
+    )
     trainer.train()
     logs = [
         {key: value for key, value in one.items() if "runtime" not in key and "per_second" not in key}
@@ -55,6 +86,7 @@ def main():
         "steps": trainer.state.global_step,
         "epoch": trainer.state.epoch,
         "logs": logs,
+        "own": [trainer.average, trainer.calls, history.steps, history.losses, len(history.begun)],
     }
     with open(f"{sys.argv[1]}/end-{rank}.json", "w") as file:
         json.dump(end, file, indent=1)

@@ -1,0 +1,71 @@
+"""Which attributes of a model's modules are kept once they change.
+
+torch's state of a module is its parameters, buffers and extra state. Beside it modules of the script's own
+classes may keep anything plain; all others numbers (a rate of dropout, a momentum), and whether they are in
+training mode.
+"""
+
+import dis
+from functools import cache, partial
+from types import FunctionType
+from typing import Any
+
+from torch import nn
+
+from jitckpt.state.plain_attributes import Owner
+from jitckpt.system import installed
+
+MODE = "training"
+OF_TORCH = frozenset(vars(nn.Module())) - {MODE}  # what torch keeps in each module
+METRICS = "torchmetrics"  # its modules' sums are attributes
+
+
+def owners_of(model: nn.Module) -> dict[str, Owner]:
+    """Return the modules whose attributes are looked at, by their names."""
+    return {name: Owner(module, _may_keep(module)) for name, module in model.named_modules()}
+
+
+def _may_keep(module: nn.Module) -> Any:
+    kind: Any = type(module)
+    package = kind.__module__.partition(".")[0]
+    has_own_state = kind.get_extra_state is not nn.Module.get_extra_state
+    if has_own_state or (package == "torch" and not kind.__module__.startswith("torch.nn.modules.")):
+        return _is_mode
+    if installed.is_scripts_class(kind) or package == METRICS:
+        return partial(is_kept, names_of_others(kind))
+    return _is_setting
+
+
+def is_kept(of_others: frozenset[str], name: str, value: object) -> bool:
+    """Whether an attribute of an object of the script's own class is looked at.
+
+    of_others: as names_of_others says of the class.
+    """
+    return name == MODE or not (name in of_others or name.startswith("_jitckpt")) or _is_setting(name, value)
+
+
+def _is_mode(name: str, value: object) -> bool:
+    return name == MODE
+
+
+def _is_setting(name: str, value: object) -> bool:
+    return type(value) in (bool, int, float, complex) and not name.startswith("_")
+
+
+def names_of_others(kind: type) -> frozenset[str]:
+    """Return the attributes that the functions of a class's bases set which are not the script's own."""
+    return _names_of_others(kind)
+
+
+@cache
+def _names_of_others(kind: Any) -> frozenset[str]:
+    found = {*OF_TORCH} if issubclass(kind, nn.Module) else set()
+    for base in kind.__mro__:
+        if installed.is_scripts_class(base) or base.__module__.partition(".")[0] == METRICS:
+            continue
+        for one in vars(base).values():
+            function = getattr(one, "fget", one)
+            if isinstance(function, FunctionType):
+                stores = (op.argval for op in dis.get_instructions(function) if op.opname == "STORE_ATTR")
+                found.update(stores)
+    return frozenset(found) - {MODE}

@@ -1,0 +1,183 @@
+"""What objects keep in plain attributes, and change: counters, averages, lists of results, carried tensors.
+
+No state_dict has them. An attribute that never changes the script builds again; from its first change on one
+is kept, if its value is plain (plain_values.py). Tensors are copied where they lie, as the next minibatch may
+write to them.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from jitckpt._seen import Seen
+from jitckpt.state import plain_values
+from jitckpt.state.plain_values import SCALARS, NotPlain, Tensors, TooMuch
+
+TOO_MUCH = (
+    "A save lacks {name}, which has grown beyond {values} values or {bytes} MB: after a restart it is as the "
+    "script builds it. If that matters, empty it now and then, or make it a buffer."
+)
+LACKING = (
+    "The save has {name}, for which there is no place here: it is put into nothing, so this run may differ "
+    "from an undisturbed one. Build it as in the start that has saved."
+)
+
+Key = tuple[str, str]  # an owner's path, and the name of an attribute
+_UNKNOWN, _NOT_PLAIN = object(), object()
+
+
+class Owner(NamedTuple):
+    """An object, and which of its attributes are looked at, by name and value."""
+
+    object: Any
+    may_keep: Callable[[str, Any], bool]
+
+
+class PlainAttributes:
+    """Of some objects, by the paths that lead to them, since this was made of them."""
+
+    def __init__(self, owners: Mapping[str, Owner]) -> None:
+        self._owners: Mapping[str, Owner] = {}
+        self._marks: dict[Key, Any] = {}  # of what is looked at
+        self._copies: dict[Key, Any] = {}  # of what has changed
+        self._tensors: dict[Key, Tensors] = {}  # in these copies
+        self._dropped: set[Key] = set()
+        self._by_value: list[Key] = []  # what may change and stay the same object
+        self._seen = Seen()  # all else
+        self._changed: dict[str, dict[str, Any]] = {}
+        self.problems: list[str] = []  # sentences that name what is not kept
+        self.look_again(owners)
+
+    def look_again(self, owners: Mapping[str, Owner]) -> None:
+        """Look at these from now on; those that are new are as the script has built them."""
+        known = {id(one.object): path for path, one in self._owners.items()}
+        new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
+        self._owners = owners
+        for known_of in (self._marks, self._copies, self._tensors):
+            for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
+                del known_of[key]
+        self._look(new)
+        self._tell()
+
+    def changed(self) -> dict[str, dict[str, Any]]:
+        """Return what has changed by now, by paths and names; the same object while nothing has since."""
+        has_changed = not self._seen.is_same() and self._look(())
+        visited: set[int] = set()
+        for key in self._by_value:
+            has_changed |= self._look_at(key, visited)
+        if has_changed:
+            self._tell()
+        return self._changed
+
+    def is_same(self) -> bool:
+        """Whether `changed` would return the same object."""
+        before = self._changed
+        return self.changed() is before
+
+    def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+        """Put back what `changed` returned; what there is no place for is named in `problems`."""
+        for path, attributes in saved.items():
+            owner = self._owners.get(path)
+            for name, value in attributes.items():
+                try:
+                    if owner is None:
+                        raise LookupError
+                    here = vars(owner.object)
+                    here[name] = plain_values.put(here.get(name), value)
+                except LookupError:
+                    self.problems.append(LACKING.format(name=_named(path, name)))
+                    continue
+                self._copies[path, name] = None  # from now on it is in each save
+                self._marks[path, name] = _UNKNOWN
+        self._look(())
+        self._tell()
+
+    def kept(self) -> set[object]:
+        """Return what is kept, as pairs of an object's id and an attribute's name, and the value's id."""
+        found: set[object] = set()
+        for path, name in self._copies:
+            owner = self._owners[path].object
+            found.add((id(owner), name))
+            if type(value := vars(owner).get(name)) not in SCALARS:
+                found.add(id(value))
+        return found
+
+    def _look(self, new: Collection[str]) -> bool:
+        """Look at all attributes; return whether one has changed. new: paths of owners that are new."""
+        seen, by_value, has_changed = Seen(), [], False
+        visited: set[int] = set()
+        for path, (owner, may_keep) in self._owners.items():
+            attributes = vars(owner)
+            seen.size(attributes)
+            for name, value in [*attributes.items()]:
+                if (key := (path, name)) in self._dropped or not may_keep(name, value):
+                    continue
+                is_told = id(value) in visited  # by another way that leads to it
+                if path in new:
+                    self._take_first(key, value, visited)
+                else:
+                    has_changed |= self._look_at(key, visited)
+                # What has changed once will again, and is looked at by itself.
+                if is_told or (plain_values.is_constant(value) and key not in self._copies):
+                    seen.entry(attributes, name)
+                else:
+                    by_value.append(key)
+        for key in [key for key in self._copies if key[1] not in vars(self._owners[key[0]].object)]:
+            del self._copies[key]
+            has_changed = True
+        self._seen, self._by_value = seen, [key for key in by_value if key not in self._dropped]
+        return has_changed
+
+    def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
+        try:
+            self._marks[key] = plain_values.bounded_mark(value, visited)
+        except NotPlain:
+            self._marks[key] = _NOT_PLAIN
+        except TooMuch:
+            self._dropped.add(key)  # a data set or a table of words, as a rule
+
+    def _look_at(self, key: Key, visited: set[int]) -> bool:
+        """Take a copy of one attribute if it is another than it was; return whether it is."""
+        value = vars(self._owners[key[0]].object).get(key[1])
+        known = self._marks.get(key, _UNKNOWN)
+        if type(value) in SCALARS and known == value and type(known) is type(value):
+            return False
+        before = [*visited] if visited else ()
+        try:
+            mark = plain_values.mark(value, visited)
+            if mark == known:
+                return False
+            copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
+        except NotPlain:
+            self._marks[key] = _NOT_PLAIN
+            return self._copies.pop(key, None) is not None
+        except TooMuch:
+            self._drop(key, value)
+            return True
+        self._marks[key], self._copies[key], self._tensors[key] = mark, copy, tensors
+        return True
+
+    def _drop(self, key: Key, value: object) -> None:
+        """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""
+        self._dropped.add(key)
+        self._by_value = [one for one in self._by_value if one != key]
+        self._copies.pop(key, None)
+        self._tensors.pop(key, None)
+        if not isinstance(value, Tensor):
+            self.problems.append(
+                TOO_MUCH.format(
+                    name=_named(*key),
+                    values=plain_values.MOST_VALUES,
+                    bytes=plain_values.MOST_BYTES // 1_000_000,
+                )
+            )
+
+    def _tell(self) -> None:
+        self._changed = {}
+        for (path, name), copy in self._copies.items():
+            self._changed.setdefault(path, {})[name] = copy
+
+
+def _named(path: str, name: str) -> str:
+    return f"the attribute {name!r}" + (f" of {path}" if path else "")

@@ -1,0 +1,301 @@
+"""Plain values: marks by which their changes are told, copies, and putting these back where they came from.
+
+Plain are numbers, texts, tensors, arrays, containers of such, and objects of the script's own classes, of
+which the plain attributes count: an object is told as a dict of them, and they are put into the one that is
+there.
+"""
+
+import enum
+import weakref
+from argparse import Namespace
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Collection
+from itertools import zip_longest
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from jitckpt import _seen
+from jitckpt.state.attributes import slots_of
+from jitckpt.system import installed
+
+MOST_VALUES = 1000  # in one value
+MOST_BYTES = 1_000_000  # the same
+DEPTH = 8
+SCALARS = frozenset(
+    {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
+)
+SEQUENCES = frozenset({list, tuple, deque, set, frozenset})
+DICTS = frozenset({dict, OrderedDict, defaultdict, Counter})
+OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
+BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
+OBJECT, MEMBER = "*object", "*member"  # the one key of what stands for an object, or for an enum's member
+
+Tensors = dict[int, tuple["_Written", Tensor]]  # copies, by the ids of what they were made of
+
+
+class NotPlain(Exception):
+    """It is no plain value."""
+
+
+class TooMuch(Exception):
+    """It is plain, and larger than what is kept."""
+
+
+class _Written:
+    """Of a tensor: equal while it is the same one and torch has not written to it."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor, self._version = weakref.ref(tensor), tensor._version
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Written):
+            return False
+        tensor = self._tensor()
+        return tensor is not None and tensor is other._tensor() and self._version == other._version
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def is_constant(value: object) -> bool:
+    """Whether it is plain, and nothing else as long as it is the same object."""
+    return type(value) in SCALARS or (type(value) is tuple and all(map(is_constant, value)))
+
+
+def mark(value: Any, visited: set[int]) -> Any:
+    """Return what is another once the value is. visited: ids of objects that are told already; it grows.
+
+    Raises NotPlain or TooMuch; what was neither at first and has grown since `copy` finds too much.
+    """
+    kind = type(value)
+    if kind in SCALARS:
+        return value
+    if kind in (list, dict, tuple) and (plain := _plain_copy(value)) is not None:
+        return plain
+    is_new_object = is_own(value) and id(value) not in visited and hasattr(value, "__dict__")
+    if is_new_object and (plain := _plain_copy(value.__dict__)) is not None:
+        visited.add(id(value))
+        return {OBJECT: [kind.__qualname__, plain | dict(slots_of(value))]}
+    return bounded_mark(value, visited)
+
+
+def bounded_mark(value: object, visited: set[int]) -> Any:
+    """Return the same, of what may be as large as it will."""
+    return _Walk(visited, _Written, _digest).of(value)
+
+
+def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, Tensors]:
+    """Return a copy that tree_codec can encode, and the copies of tensors in it.
+
+    visited: as of `mark`, before that. known: the copies of the last time. Raises NotPlain or TooMuch.
+    """
+    tensors: Tensors = {}
+
+    def copied(tensor: Tensor) -> Tensor:
+        written = _Written(tensor)
+        before = known.get(id(tensor))
+        if before is None or before[0] != written:
+            before = written, tensor.detach().clone()
+        tensors[id(tensor)] = before
+        return before[1]
+
+    return _Walk({*visited}, copied, numpy.copy).of(value), tensors
+
+
+def put(here: Any, value: Any) -> Any:
+    """Return a copy's value, in the memory of what is there if it fits, as others may know that.
+
+    Raises LookupError if it is an object's and no such object is there.
+    """
+    kind = type(value)
+    if kind is dict and [*value] in ([OBJECT], [MEMBER]):
+        ((what, told),) = value.items()
+        return (_put_object if what == OBJECT else _put_member)(here, told)
+    if kind is numpy.ndarray:
+        return _put_array(here, value)
+    if kind in DICTS:
+        return _put_dict(here, value)
+    if kind in SEQUENCES:
+        return _put_set(here, value) if kind in (set, frozenset) else _put_list(here, value)
+    return _put_tensor(here, value) if isinstance(value, Tensor) else value
+
+
+class _Walk:
+    """Goes through one value, up to what is too much."""
+
+    def __init__(
+        self,
+        visited: set[int],
+        of_tensor: Callable[[Tensor], Any],
+        of_array: Callable[[Any], Any],
+    ) -> None:
+        self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
+        self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
+
+    def of(self, value: Any) -> Any:
+        """Return what stands for the value."""
+        kind = type(value)
+        if kind in SCALARS:
+            if kind is str or kind is bytes:
+                self._take(0, len(value))
+            return value
+        if kind is Tensor:
+            return self._tensor(value)
+        if kind is numpy.ndarray:
+            if value.dtype.hasobject or value.dtype.fields:
+                raise NotPlain
+            self._take(1, value.nbytes)
+            return self._of_array(value)
+        if isinstance(value, numpy.generic):
+            return value
+        if self._depth == 0:
+            raise NotPlain
+        self._depth -= 1
+        try:
+            return self._of_many(kind, value)
+        finally:
+            self._depth += 1
+
+    def _of_many(self, kind: type, value: Any) -> Any:
+        if kind in DICTS:
+            self._take(len(value), 0)
+            told = {self._key(key): self.of(one) for key, one in [*value.items()]}
+            return told if kind is defaultdict else kind(told)
+        if kind in SEQUENCES:
+            self._take(len(value), 0)
+            parts = map(self._key if kind in (set, frozenset) else self.of, [*value])
+            return deque(parts, value.maxlen) if kind is deque else kind(parts)
+        if isinstance(value, enum.Enum):
+            return {MEMBER: [kind.__qualname__, value.name]}
+        if not is_own(value):
+            raise NotPlain
+        return {OBJECT: [kind.__qualname__, self._attributes(value)]}
+
+    def _attributes(self, value: Any) -> dict[str, Any]:
+        """Return what stands for an object's plain attributes; for nothing the second time."""
+        if id(value) in self._visited:
+            return {}
+        self._visited.add(id(value))
+        found = {}
+        for name, one in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
+            self._take(1, 0)
+            try:
+                found[name] = self.of(one)
+            except NotPlain:
+                continue
+        return found
+
+    def _tensor(self, tensor: Tensor) -> Any:
+        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
+            raise NotPlain
+        if tensor.is_nested or tensor.is_inference():
+            raise NotPlain
+        self._take(1, tensor.nbytes)
+        return self._of_tensor(tensor)
+
+    def _key(self, key: Any) -> Any:
+        if type(key) is tuple:
+            return tuple(map(self._key, key))
+        if type(key) not in SCALARS:
+            raise NotPlain
+        return key
+
+    def _take(self, values: int, size: int) -> None:
+        self._values -= values
+        self._bytes -= size
+        if self._values < 0 or self._bytes < 0:
+            raise TooMuch
+
+
+def is_own(value: object) -> bool:
+    """Whether it is an object of the script's own classes, whose attributes are the script's affair alone."""
+    kind: Any = type(value)
+    if isinstance(value, (*OTHERS_AFFAIR, *BUILT_IN)) or getattr(
+        getattr(kind, "__dataclass_params__", None), "frozen", False
+    ):
+        return False  # a frozen one may stand in many places
+    return kind in (Namespace, SimpleNamespace) or installed.is_scripts_class(kind)
+
+
+def _plain_copy(value: Any) -> Any:
+    try:
+        return _seen.plain_copy(value)
+    except RecursionError:  # it contains itself
+        return None
+
+
+def _digest(array: Any) -> tuple[Any, ...]:
+    words = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
+    return array.shape, array.dtype.str, xxhash.xxh3_64_digest(words.data)
+
+
+def _put_tensor(here: Any, value: Tensor) -> Tensor:
+    if type(here) is not Tensor:
+        return value
+    value = value.to(here.device)
+    alike = here.shape == value.shape and here.dtype == value.dtype and here.is_contiguous()
+    if alike and not here.is_inference():
+        with torch.no_grad():
+            return here.copy_(value)
+    return value.requires_grad_(here.is_leaf and here.requires_grad)
+
+
+def _put_object(here: Any, told: list[Any]) -> Any:
+    kind, attributes = told
+    if type(here).__qualname__ != kind or not is_own(here):
+        raise LookupError(kind)
+    for name, value in attributes.items():
+        object.__setattr__(here, name, put(getattr(here, name, None), value))
+    return here
+
+
+def _put_member(here: Any, told: list[str]) -> Any:
+    kind, name = told
+    if type(here).__qualname__ != kind or not isinstance(here, enum.Enum):
+        raise LookupError(kind)
+    return type(here)[name]
+
+
+def _put_array(here: Any, value: Any) -> Any:
+    alike = isinstance(here, numpy.ndarray) and (here.shape, here.dtype) == (value.shape, value.dtype)
+    if not (alike and here.flags.writeable):
+        return value
+    here[...] = value
+    return here
+
+
+def _put_dict(here: Any, value: dict[Any, Any]) -> Any:
+    there = here if isinstance(here, dict) else {}
+    new = {key: put(there.get(key), one) for key, one in value.items()}
+    if type(here) is not type(value) and type(here) is not defaultdict:
+        return type(value)(new)
+    here.clear()
+    for key, one in new.items():
+        here[key] = one
+    return here
+
+
+def _put_list(here: Any, value: Any) -> Any:
+    missing = object()
+    there = here if isinstance(here, list | tuple | deque) else ()
+    pairs = [*zip_longest(there, value, fillvalue=missing)][: len(value)]
+    parts = [put(None if old is missing else old, new) for old, new in pairs]
+    if type(here) is not type(value) or isinstance(value, tuple):
+        return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
+    here.clear()
+    here.extend(parts)
+    return here
+
+
+def _put_set(here: Any, value: Any) -> Any:
+    if type(here) is not set or type(value) is not set:
+        return value
+    here.clear()
+    here.update(value)
+    return here

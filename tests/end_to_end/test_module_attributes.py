@@ -1,0 +1,106 @@
+"""What modules keep in plain attributes goes on after a failure; so do modes and rates that epochs set."""
+
+import re
+
+from launcher import JITCKPT_RUN, Launcher
+
+RUN = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu"]
+
+PROGRAM = """
+import os, signal, sys
+from collections import deque
+import torch
+from torch import distributed as dist, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, start = dist.get_rank(), int(os.environ["JITCKPT_RESTART"])
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
+
+
+def at(place, step):
+    if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 12)[3 * start : 3 * start + 3]]:
+        torch.cuda.synchronize()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Meter:
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def add(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.5), nn.Linear(8, 4))
+        self.calls, self.carried, self.temperature = 0, None, 1.0
+        self.recent, self.meter = deque(maxlen=3), Meter()
+
+    def forward(self, x):
+        self.calls += 1
+        self.temperature *= 0.9 + 0.01 * rank
+        out = self.body(x) * self.temperature + 0.001 * self.calls
+        if self.carried is not None:
+            out = out + 0.1 * self.carried
+        self.carried = out.detach().mean(0)
+        self.recent.append(self.carried.sum())
+        self.meter.add(self.carried.sum().item())
+        return out + 0.01 * sum(self.recent) + 0.01 * self.meter.sum / self.meter.count
+
+
+def main():
+    net = Net().cuda()
+    model = nn.parallel.DistributedDataParallel(net)
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    loader = DataLoader(data, 6, shuffle=True)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    epochs = []
+    for epoch in job.epochs(3):
+        net.meter = Meter()  # a restart in the middle of the epoch makes it anew, too
+        if epoch == 1:
+            net.body[1].p = 0.25
+            net.body[0].eval()
+        for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+            loss = cross_entropy(model(x.cuda()), y.cuda())
+            at("forward", 10 * epoch + step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            at("stepped", 10 * epoch + step)
+        net.calls += 100
+        at("epoch", epoch)
+    ends = [net.calls, net.temperature, net.meter.sum, net.meter.count, net.body[1].p, net.body[0].training]
+    ends += [net.carried.tolist(), [one.item() for one in net.recent]]
+    os.write(1, f"END {rank} {[one.tolist() for one in model.parameters()]} {ends}\\n".encode())
+    dist.destroy_process_group()
+
+
+main()
+"""
+
+
+def ends(out: str) -> list[str]:
+    found = sorted(set(re.findall(r"^END .*$", out, re.MULTILINE)))
+    assert len(found) == 2, out
+    return found
+
+
+def test_attributes_of_modules_go_on(launcher: Launcher) -> None:
+    script = launcher.script(PROGRAM)
+    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
+    assert undisturbed.status == 0, undisturbed.err
+    assert "RuntimeWarning" not in undisturbed.err, undisturbed.err
+    faults = "1 forward 2 0 stepped 12 1 epoch 1 0 forward 23"
+    result = launcher.run(
+        *RUN, "--max-restarts", "5", "--checkpoint-dir", "disturbed", script, *faults.split()
+    )
+    assert result.status == 0, result.err
+    assert result.err.count("went on from step") == 4, result.err
+    assert ends(result.out) == ends(undisturbed.out), result.err

@@ -1,0 +1,337 @@
+"""What modules and the script's own objects keep in plain attributes comes back."""
+
+import enum
+import gc
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from jitckpt.encoding import packed, tree_codec
+from jitckpt.state import plain_values
+from jitckpt.state.host_state import HostState
+from jitckpt.state.module_attributes import owners_of
+from jitckpt.state.plain_attributes import PlainAttributes
+
+
+class Phase(enum.Enum):
+    WARM_UP = 1
+    TRAIN = 2
+
+
+@dataclass(frozen=True)
+class Stage:
+    name: str
+
+
+class Meter:
+    def __init__(self) -> None:
+        self.sum, self.count = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self.sum += value
+        self.count += 1
+
+
+class Slotted:
+    __slots__ = ("seen",)
+
+    def __init__(self) -> None:
+        self.seen = 0
+
+
+class Net(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 2)
+        self.drop = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm1d(2)
+        self.calls = 0
+        self.best: float | None = None
+        self.losses: list[Any] = []
+        self.history: deque[int] = deque(maxlen=3)
+        self.meter = Meter()
+        self.meters = {"a": Meter(), "b": Meter()}
+        self.slotted = Slotted()
+        self.counts: defaultdict[str, int] = defaultdict(int)
+        self.phase = Phase.WARM_UP
+        self.hidden = torch.zeros(2)
+        self.table = numpy.zeros(3)
+        self.width = (3, 2)
+        self.config = SimpleNamespace(rate=0.1)
+        self.shared = self.config
+        self.stage = Stage("first")
+        self.callback = print
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.norm(self.drop(self.linear(inputs)))  # type: ignore[no-any-return]
+
+    def go(self, number: int) -> None:
+        """As a minibatch would."""
+        self.calls += 1
+        self.best = 0.5 * number
+        self.losses.append(torch.tensor(float(number)))
+        self.history.append(number)
+        self.meter.add(number)
+        self.meters["b"].add(2 * number)
+        self.slotted.seen += 1
+        self.counts[f"{number}"] += 1
+        self.phase = Phase.TRAIN
+        self.hidden += number
+        self.table[0] += number
+        self.config.rate *= 0.5
+        self.later = ("set", number)
+        self.drop.p = 0.1 * number
+        self.norm.eval()
+
+
+def attributes_of(model: nn.Module) -> PlainAttributes:
+    return PlainAttributes(owners_of(model))
+
+
+def carried(one: PlainAttributes) -> Any:
+    """As it is after a save and a restart."""
+    return packed.unpack(packed.pack(tree_codec.encode(one.changed(), "attributes")))
+
+
+def told(model: Net) -> Any:
+    values = vars(model) | {"p": model.drop.p, "mode": model.norm.training}
+    return {
+        name: repr([value.sum, value.count] if isinstance(value, Meter) else value)
+        for name, value in values.items()
+        if name[0] != "_" and name not in ("slotted", "meters", "callback")
+    } | {"slotted": model.slotted.seen, "meters": [vars(one) for one in model.meters.values()]}
+
+
+def test_all_kinds_of_attributes_come_back() -> None:
+    model, other = Net(), Net()
+    kept, restored = attributes_of(model), attributes_of(other)
+    for number in range(5):
+        model.go(number)
+        kept.changed()
+    known = other.losses, other.meter, other.hidden, other.counts, other.table, other.config
+    restored.restore(carried(kept))
+    assert told(other) == told(model)
+    assert restored.problems == []
+    # Others may know them.
+    now = other.losses, other.meter, other.hidden, other.counts, other.table, other.config
+    assert all(one is before for one, before in zip(now, known, strict=True))
+    assert other.shared is other.config
+    assert isinstance(other.counts, defaultdict)
+    # From then on both go on alike, and the next save has it all.
+    for one in (model, other):
+        one.go(7)
+    assert told(other) == told(model)
+    assert repr(carried(restored)) == repr(carried(kept))
+
+
+def test_what_never_changes_is_in_no_save() -> None:
+    kept = attributes_of(Net())
+    assert kept.changed() == {}
+    assert kept.changed() is kept.changed()
+    assert kept.is_same()
+    assert kept.kept() == set()
+
+
+def test_a_copy_is_of_its_moment() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(1)
+    first = kept.changed()
+    assert first[""]["losses"] != []
+    hidden, losses = first[""]["hidden"], first[""]["losses"]
+    model.go(2)
+    model.losses[0] += 10
+    assert hidden.tolist() == [1, 1]
+    assert losses[0].item() == 1
+    second = kept.changed()
+    assert second is not first
+    assert second[""]["losses"][0].item() == 11
+    third = kept.changed()
+    assert third is second
+    assert kept.is_same()
+    model.losses.append(torch.ones(()))
+    assert kept.changed()[""]["losses"][1] is second[""]["losses"][1]  # not copied again
+
+
+def test_what_was_deleted_is_in_no_save() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(1)
+    assert "later" in kept.changed()[""]
+    del model.later
+    assert "later" not in kept.changed()[""]
+
+
+def test_a_tensor_with_a_graph_is_let_go() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    last = weakref.ref(torch.zeros(0))
+    for _ in range(3):
+        output = model(torch.ones(4, 3))
+        model.output, model.outputs = output, [output]  # type: ignore[assignment]
+        kept.changed()
+        assert last() is None
+        last = weakref.ref(output)
+        del output
+        del model.output, model.outputs
+        gc.collect()
+    assert not any(tensor.requires_grad for tensor in _tensors(kept.changed()))
+
+
+def _tensors(value: Any) -> list[Tensor]:
+    if isinstance(value, Tensor):
+        return [value]
+    parts = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return [tensor for part in parts for tensor in _tensors(part)]
+
+
+def test_parameters_modules_and_functions_are_not_told() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.other = [model.linear.weight]  # type: ignore[assignment]
+    model.call = lambda: 1  # type: ignore[assignment]
+    model.stage = Stage("second")
+    assert kept.changed() == {}
+    model.callback = None  # type: ignore[assignment]
+    assert kept.changed() == {"": {"callback": None}}
+
+
+def test_what_has_grown_too_large_is_named_once_and_what_began_so_is_not() -> None:
+    model = Net()
+    model.vocabulary = list(range(5000))  # type: ignore[assignment]
+    kept = attributes_of(model)
+    model.losses += [1.0]
+    model.vocabulary.append(1)  # type: ignore[operator, union-attr]
+    assert [*kept.changed()[""]] == ["losses"]
+    model.losses += [1.0] * plain_values.MOST_VALUES
+    assert kept.changed() == {}
+    model.losses.append(2.0)
+    assert kept.changed() == {}
+    (problem,) = kept.problems
+    assert "the attribute 'losses', which has grown beyond 1000 values" in problem
+    model.output = torch.zeros(1 << 20)
+    assert kept.changed() == {}
+    assert len(kept.problems) == 1
+
+
+def test_library_modules_keep_numbers_and_modes_alone() -> None:
+    linear = nn.Linear(2, 2)
+    linear.notes = []  # type: ignore[assignment]
+    linear.scale = 1.0  # type: ignore[assignment]
+    kept = attributes_of(linear)
+    linear.notes.append(1)  # type: ignore[operator, union-attr]
+    linear.scale = 2.0  # type: ignore[assignment]
+    linear.eval()
+    assert kept.changed() == {"": {"scale": 2.0, "training": False}}
+
+
+def test_a_module_with_a_state_of_its_own_is_left_to_it() -> None:
+    class Own(nn.Module):
+        calls = 0
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.calls = 0
+
+        def get_extra_state(self) -> Any:
+            return self.calls
+
+    model = Own()
+    kept = attributes_of(model)
+    model.calls = 1
+    assert kept.changed() == {}
+
+
+def test_what_has_no_place_is_named() -> None:
+    model, other = Net(), Net()
+    kept = attributes_of(model)
+    model.go(1)
+    other.meter = None  # type: ignore[assignment]
+    restored = attributes_of(other)
+    restored.restore(carried(kept) | {"gone": {"calls": 3}})
+    assert len(restored.problems) == 2
+    assert "'meter'" in restored.problems[0]
+    assert "'calls' of gone" in restored.problems[1]
+
+
+def test_modules_that_come_later_are_looked_at_from_then_on() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(1)
+    inner = Net()
+    model.inner = inner
+    inner.go(1)
+    kept.look_again(owners_of(model))
+    assert "inner" not in kept.changed()
+    assert kept.changed()[""]["calls"] == 1
+    inner.go(2)
+    assert kept.changed()["inner"]["calls"] == 2
+
+
+def test_the_job_s_state_has_them() -> None:
+    def host(model: nn.Module) -> HostState:
+        return HostState(model=model, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+
+    model, other = Net(), Net()
+    saved, restored = host(model), host(other)
+    first = saved.local()["attributes"]
+    assert saved.local()["attributes"] is first
+    unchanged = saved.unchanged()
+    model.go(3)
+    assert saved.local()["attributes"] is not first
+    assert unchanged is None or not all(one.is_same() for one in unchanged.looks)
+    parts = {name: packed.unpack(packed.pack(one)) for name, one in saved.local().items()}
+    restored.restore_local(parts)
+    assert told(other) == told(model)
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(st.text(max_size=3), inner, max_size=3)
+        | st.tuples(inner, inner)
+        | st.lists(inner, max_size=3).map(deque)
+        | st.dictionaries(st.integers(), inner, max_size=3).map(OrderedDict)
+        | st.lists(st.text(max_size=2), max_size=4).map(Counter)
+    ),
+    max_leaves=20,
+)
+
+
+@given(before=plain, after=plain)
+def test_whatever_is_there_becomes_what_was_saved(before: Any, after: Any) -> None:
+    copy, _ = plain_values.copy(after, set(), {})
+    assert copy == after
+    saved = packed.unpack(packed.pack(tree_codec.encode(copy, "value")))
+    put = plain_values.put(before, saved)
+    assert put == after
+    assert type(put) is type(after)
+    marks = plain_values.mark(after, set()), plain_values.mark(put, set())
+    assert marks[0] == marks[1]
+
+
+@pytest.mark.parametrize("value", [print, object(), nn.Linear(1, 1), [nn.Linear(1, 1)], {"a": print}, type])
+def test_no_plain_value(value: Any) -> None:
+    with pytest.raises(plain_values.NotPlain):
+        plain_values.mark(value, set())
+
+
+def test_cycles_end() -> None:
+    one, other = SimpleNamespace(number=1), SimpleNamespace(number=2)
+    one.other, other.one = other, one
+    told_one, _ = plain_values.copy(one, set(), {})
+    assert told_one["*object"][1]["other"]["*object"][1]["number"] == 2
+    endless: list[Any] = []
+    endless.append(endless)
+    with pytest.raises(plain_values.NotPlain):
+        plain_values.mark(endless, set())
