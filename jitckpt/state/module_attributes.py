@@ -6,6 +6,7 @@ training mode.
 """
 
 import dis
+import inspect
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -41,7 +42,7 @@ def is_kept(of_others: frozenset[str], name: str, value: object) -> bool:
 
     of_others: as names_of_others says of the class.
     """
-    return name == MODE or not (name in of_others or name.startswith("_jitckpt")) or _is_setting(name, value)
+    return name == MODE or not (name in of_others or name.startswith("_jitckpt"))
 
 
 def _is_mode(name: str, value: object) -> bool:
@@ -53,7 +54,10 @@ def _is_setting(name: str, value: object) -> bool:
 
 
 def names_of_others(kind: type) -> frozenset[str]:
-    """Return the attributes that the functions of a class's bases set which are not the script's own."""
+    """Return the attributes that the functions of a class's bases set which are not the script's own.
+
+    Of torch's modules those of every module alone: what a layer sets is a setting.
+    """
     return _names_of_others(kind)
 
 
@@ -61,10 +65,11 @@ def names_of_others(kind: type) -> frozenset[str]:
 def _names_of_others(kind: Any) -> frozenset[str]:
     found = {*OF_TORCH} if issubclass(kind, nn.Module) else set()
     for base in kind.__mro__:
-        if installed.is_scripts_class(base) or base.__module__.partition(".")[0] == METRICS:
+        is_layer = base.__module__.startswith("torch.nn.modules.") and base is not nn.Module
+        if is_layer or installed.is_scripts_class(base) or base.__module__.partition(".")[0] == METRICS:
             continue
         for one in vars(base).values():
-            function = getattr(one, "fget", one)
+            function = inspect.unwrap(getattr(one, "fget", None) or one)
             if isinstance(function, FunctionType):
                 stores = (op.argval for op in dis.get_instructions(function) if op.opname == "STORE_ATTR")
                 found.update(stores)

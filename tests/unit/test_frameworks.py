@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from jitckpt.data import data_pass, made_in_loop
@@ -117,7 +118,17 @@ def test_what_bases_of_a_library_set_is_theirs() -> None:
     assert {"num_workers", "sampler", "_iterator"} <= names
     assert not is_kept(names, "sampler", "x")
     assert is_kept(names, "position", "x")
-    assert is_kept(names, "num_workers", 2)  # a number is a setting
+    assert not is_kept(names, "num_workers", 2)
+
+
+def test_what_a_layer_of_torch_s_sets_is_a_setting() -> None:
+    class Fading(nn.Dropout):
+        pass
+
+    names = names_of_others(Fading)
+    assert is_kept(names, "p", 0.1)
+    assert is_kept(names, "training", True)
+    assert not is_kept(names, "_buffers", {})
 
 
 class Noisy(Dataset[torch.Tensor]):
