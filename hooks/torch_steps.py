@@ -22,8 +22,8 @@ from jitckpt.hooks.guard import Guard
 from jitckpt.hooks.torch_training import is_in_step
 from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
-from jitckpt.state.model_state import unwrapped
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
+from jitckpt.state.unwrapping import unwrapped
 
 State = Callable[[], Mapping[str, Tensor]]
 

@@ -25,7 +25,7 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel, script_generators, trackers, zero_gradients
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
-from jitckpt.state.model_state import HeldParameters, ModelState, unwrapped
+from jitckpt.state.model_state import HeldParameters, ModelState
 from jitckpt.state.optimizer_state import (
     OptimizerPart,
     OptimizerState,
@@ -36,6 +36,7 @@ from jitckpt.state.optimizer_state import (
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
+from jitckpt.state.unwrapping import unwrapped
 from jitckpt.state.zero_gradients import Gradients, GradientsSeen
 
 SCHEDULED = frozenset({"lr", "momentum", "betas"})  # the hyperparameters that torch's schedulers set
@@ -126,7 +127,7 @@ class HostState:
         kept: what is kept though it was not given. finds_generators: those of the script are found, and kept.
         """
         self.loop = loop
-        self.model = None if model is None else ModelState(model)
+        self.model = None if model is None else ModelState(model, kept.averages())
         self.optimizers: list[OptimizerState] = []
         self._wrappers = wrappers or {}
         self.given: list[Optimizer] = []  # `optimizers` are these and those that they have inside

@@ -1,6 +1,6 @@
 """A model's part of a training's state: parameters, buffers, extra states and attributes, by name."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -14,21 +14,12 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel, tensors_seen
+from jitckpt.state.joined import is_of_average, joined
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.state.unwrapping import unwrapped
 
 _NONE = Encoded({}, {})
-
-
-def unwrapped(model: nn.Module) -> nn.Module:
-    """Return the module inside DDP and torch.compile, whose names are the same with and without them."""
-    while True:
-        inner = getattr(model, "_orig_mod", None)
-        if isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
-            inner = model.module
-        if not isinstance(inner, nn.Module):
-            return model
-        model = inner
 
 
 def _ddps(model: nn.Module) -> list[nn.Module]:
@@ -51,9 +42,11 @@ class HeldParameters(NamedTuple):
 class ModelState:
     """A model's parameters, buffers, extra states and attributes, by name."""
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = unwrapped(model)
-        self._in_ddp = self._model is not model and bool(_ddps(model))
+    def __init__(self, model: nn.Module, averages: Collection[nn.Module] = ()) -> None:
+        """averages: of its weights, that are kept with it."""
+        inner = unwrapped(model)
+        self._in_ddp = inner is not model and bool(_ddps(model))
+        self._model = joined(inner, averages)
         self._buffers: list[tuple[str, dict[str, Tensor | None], str]] = []
         self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
         self._with_extra_state: list[tuple[str, nn.Module]] = []
@@ -66,7 +59,7 @@ class ModelState:
         self._held: HeldParameters | None = None
         self._flags = b""
         self._versions = b""
-        self._parameters = parallel.parameters(self._model)
+        self._parameters = _parameters_of(self._model)
         self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
         self._places = b""  # where it lies
         self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # the parameters, and that
@@ -95,12 +88,19 @@ class ModelState:
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
                 full = f"{prefix}.{name}".lstrip(".")
+                if full in self._parameters:
+                    continue
                 if full in kept or name not in module._non_persistent_buffers_set:
                     self._buffers.append((full, module._buffers, name))
                 else:
                     self._passing.append((full, module._buffers, name, _mark(module._buffers[name])))
             if type(module).get_extra_state is not nn.Module.get_extra_state:
                 self._with_extra_state.append((prefix, module))
+
+    @property
+    def module(self) -> nn.Module:
+        """The model without what wraps it, and its averages."""
+        return self._model
 
     @property
     def trained(self) -> Mapping[str, Tensor]:
@@ -152,7 +152,7 @@ class ModelState:
                     seen.values(members)
                 seen.size(module._buffers)
         self._structure = seen
-        found = parallel.parameters(self._model)
+        found = _parameters_of(self._model)
         before = self._parameters
         # FSDP puts whole parameters in the place of their parts, and need not take them away before the step.
         self._parameters = {
@@ -201,11 +201,11 @@ class ModelState:
         """Put saved parameters in the place of the model's, as they lay, and which of them are frozen.
 
         Raises CheckpointError unless the names are the same, and the shapes and types where they can't be
-        made so: of what a parallel wrapper holds in parts.
+        made so: of what a parallel wrapper holds in parts. Of averages those count that are here and there.
         """
-        own = self.parameters()
+        own, saved = _without_lone_averages(self.parameters(), saved)
         _check_names("parameters", own, saved)
-        thawed = [name for name in self._frozen() if name not in frozen]
+        thawed = [name for name in self._frozen() if name in own and name not in frozen]
         if thawed and self._in_ddp:
             raise CheckpointError(
                 f"{', '.join(thawed[:5])}: frozen as DistributedDataParallel was built around the model, but "
@@ -222,7 +222,8 @@ class ModelState:
                     _check_alike("parameters", name, tensor, value)
                     tensor.copy_(value)
         for name, parameter in self._parameters.items():
-            if parameter.requires_grad == (name in frozen):
+            may_have = parameter.is_floating_point() or parameter.is_complex()
+            if name in own and may_have and parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
 
     def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
@@ -238,12 +239,12 @@ class ModelState:
         for name, holder, key in self._buffers:
             if name in saved and key in holder and holder[key] is None:
                 holder[key] = saved[name]
-        own = self.buffers()
+        own, saved = _without_lone_averages(self.buffers(), saved)
         _check_names("buffers", own, saved)
         with torch.no_grad():
             for name, holder, key in self._buffers:
                 buffer = holder.get(key)
-                if buffer is None:
+                if buffer is None or name not in own:
                     continue
                 value, tensor = saved[name], own[name]
                 lies_so = (buffer.shape, buffer.stride()) == (value.shape, value.stride())
@@ -318,6 +319,23 @@ class ModelState:
         _check_names("extra states of modules", modules, states)
         for name, state in states.items():
             modules[name].set_extra_state(state)
+
+
+def _parameters_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters, and with those of averages how many models each is of: both go together."""
+    averages = [(name, one) for name, one in model.named_modules() if isinstance(one, AveragedModel)]
+    numbers = {f"{name}.n_averaged".lstrip("."): one.n_averaged for name, one in averages}
+    return parallel.parameters(model) | numbers
+
+
+def _without_lone_averages(
+    own: Mapping[str, Tensor], saved: Mapping[str, Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Return both without what an average has that is not among the others."""
+    return (
+        {name: one for name, one in own.items() if name in saved or not is_of_average(name)},
+        {name: one for name, one in saved.items() if name in own or not is_of_average(name)},
+    )
 
 
 def _aliases(model: nn.Module) -> dict[str, str]:

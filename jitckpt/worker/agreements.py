@@ -15,8 +15,9 @@ from jitckpt.decisions import replicas
 from jitckpt.saves import folders, same_step, selection
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
-from jitckpt.state import model_state, parallel
+from jitckpt.state import parallel
 from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_first
+from jitckpt.state.unwrapping import unwrapped
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment
 
@@ -86,7 +87,7 @@ def layout_of(
     if model is None or not initialised or world_size == 1:
         return None
     store = job_store()
-    held = parallel.holding(model_state.unwrapped(model), optimizers)
+    held = parallel.holding(unwrapped(model), optimizers)
     return agree(store, rank, world_size, held)
 
 

@@ -161,7 +161,7 @@ def init(
             local_state_limit=local_state_limit,
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
-            kept=kept.find(optimizers, schedulers, scaler, extra) if finds else None,
+            kept=kept.find(model, optimizers, schedulers, scaler, extra) if finds else None,
             replicas=elsewhere[identity.rank] if elsewhere else (),
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,

@@ -375,6 +375,9 @@ class Protection:
 
     def _make_checker(self, model: nn.Module) -> SelfChecker:
         replicas = Replicas(self._identity.rank, self._identity.shard, self._restart, job_store)
+        kept_average = self._arguments.kept is not None and self._arguments.kept.average is not None
+        if kept_average and self._host.model is not None:
+            model = self._host.model.module  # with the average
         return SelfChecker(
             model=model,
             host=self._host,

@@ -175,6 +175,24 @@ def averaged():
     return nn.ModuleList([model, kept]), [optimizer]
 
 
+def averaged_beside():
+    model = nn.Sequential(nn.Linear(8, 60), nn.BatchNorm1d(60), nn.Tanh(), nn.Linear(60, 1)).cuda()
+    average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    for step in job.steps(12):
+        optimizer.zero_grad()
+        teacher = average(torch.ones(4, 8).cuda()).detach().mean()
+        loss = (model(0.1 * step + torch.randn(4, 8).cuda()) - teacher).square().mean()
+        at("forward")
+        loss.backward()
+        reduce(model)
+        optimizer.step()
+        average.update_parameters(model)
+        at("updated")
+    return nn.ModuleList([model, average]), [optimizer]
+
+
 def batches():
     model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
     replicated = DistributedDataParallel(model)
@@ -282,6 +300,7 @@ def ends(out: str) -> list[str]:
         ("brought_forward", {"reduced:6": 6}),
         ("average", {"forward:5": 4, "forward:10": 9}),
         ("averaged", {"forward:5": 4}),
+        ("averaged_beside", {"forward:5": 4, "updated:9": 9}),
         ("noise", {"drawn:8": 8}),
         ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),
     ],

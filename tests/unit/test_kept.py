@@ -1,4 +1,4 @@
-"""Schedulers and a scaler that jitckpt.init was not given are kept where a save can tell which is which."""
+"""Schedulers, a scaler and an average that init was not given are kept where they can be told apart."""
 
 import gc
 import json
@@ -10,12 +10,14 @@ from torch import nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.swa_utils import AveragedModel
 
 from jitckpt.encoding.tree_codec import Json, to_json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState
-from jitckpt.state.kept import NOTHING, SCALER, Kept, find
+from jitckpt.state.kept import AVERAGE, NOTHING, SCALER, Kept, find
+from jitckpt.state.model_state import ModelState
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.saver import document_of
 
@@ -25,7 +27,7 @@ STEP_LR = "the scheduler of optimizer 0, StepLR"
 @pytest.fixture(autouse=True)
 def _nothing_of_other_tests(monkeypatch: pytest.MonkeyPatch) -> None:
     gc.collect()
-    others = parallel.all_of(LRScheduler, GradScaler)  # that other tests' modules hold
+    others = parallel.all_of(LRScheduler, GradScaler, AveragedModel)  # that other tests' modules hold
 
     def all_of(*kinds: type) -> list[Any]:
         return [one for one in every_of(*kinds) if all(one is not other for other in others)]
@@ -75,12 +77,12 @@ def test_what_belongs_to_the_optimizers_is_found_and_what_is_given_or_part_of_an
     given = lr_scheduler.ExponentialLR(other, 0.5)
     stepped, others = lr_scheduler.StepLR(other, 3), lr_scheduler.StepLR(foreign, 3)
     scaler, unused = GradScaler("cpu"), GradScaler("cpu", enabled=False)
-    found = find([one, other], [given], None, None)
+    found = find(None, [one, other], [given], None, None)
     names = ["the scheduler of optimizer 0, SequentialLR", "the scheduler of optimizer 1, StepLR"]
     assert [*found.schedulers] == names
     assert [*map(id, found.objects())] == [id(both), id(stepped), id(scaler)]
     assert found.names() == [*names, SCALER]
-    assert find([one, other], [given, both, stepped], scaler, None) == NOTHING
+    assert find(None, [one, other], [given, both, stepped], scaler, None) == NOTHING
     assert others.optimizer is foreign
     assert not unused.is_enabled()
 
@@ -89,16 +91,16 @@ def test_two_of_a_kind_are_not_kept_as_nothing_tells_which_is_which() -> None:
     optimizer = optimizer_of()
     schedulers = [lr_scheduler.StepLR(optimizer, 3), lr_scheduler.StepLR(optimizer, 5)]
     scalers = [GradScaler("cpu"), GradScaler("cpu")]
-    assert find([optimizer], [], None, None) == NOTHING
+    assert find(None, [optimizer], [], None, None) == NOTHING
     del schedulers[0], scalers[0]
-    assert find([optimizer], [], None, None).names() == [STEP_LR, SCALER]
+    assert find(None, [optimizer], [], None, None).names() == [STEP_LR, SCALER]
 
 
 def test_what_extra_keeps_is_left_to_it() -> None:
     optimizer, scaler = optimizer_of(), GradScaler("cpu")
     scheduler = lr_scheduler.StepLR(optimizer, 3)
-    assert find([optimizer], [], None, Anything(scheduler)).names() == [SCALER]
-    assert find([optimizer], [], None, Anything(scaler)).names() == [STEP_LR]
+    assert find(None, [optimizer], [], None, Anything(scheduler)).names() == [SCALER]
+    assert find(None, [optimizer], [], None, Anything(scaler)).names() == [STEP_LR]
 
 
 def test_what_a_save_could_not_hold_is_not_kept() -> None:
@@ -116,7 +118,7 @@ def test_what_a_save_could_not_hold_is_not_kept() -> None:
     odd.something = object()  # type: ignore[attr-defined]
     around = Around(optimizer)
     around.after = inner  # type: ignore[attr-defined]
-    assert find([optimizer], [], None, None) == NOTHING
+    assert find(None, [optimizer], [], None, None) == NOTHING
 
 
 def test_they_come_back_by_their_names_and_a_step_that_was_due_is_made() -> None:
@@ -125,14 +127,14 @@ def test_they_come_back_by_their_names_and_a_step_that_was_due_is_made() -> None
     stepped = lr_scheduler.StepLR(optimizer, 1, gamma=0.1)
     optimizer.step()
     exponential.step()
-    given = host_of(optimizer, find([optimizer], [exponential], None, None), schedulers=[exponential])
+    given = host_of(optimizer, find(None, [optimizer], [exponential], None, None), schedulers=[exponential])
     document = saved(given)
-    assert document["kept"] == {"schedulers": [STEP_LR], "scaler": True}
+    assert document["kept"] == {"schedulers": [STEP_LR], "scaler": True, "average": False}
     again = optimizer_of()
     here = [lr_scheduler.ExponentialLR(again, 0.5), lr_scheduler.StepLR(again, 1, gamma=0.1)]
     again.step()
     new_scaler = GradScaler("cpu", init_scale=2.0)
-    found = find([optimizer, again], [exponential, stepped, here[0]], scaler, None)
+    found = find(None, [optimizer, again], [exponential, stepped, here[0]], scaler, None)
     assert found.names() == ["the scheduler of optimizer 1, StepLR"]
     host = host_of(again, Kept({STEP_LR: here[1]}, new_scaler), schedulers=here[:1])
     assert host.unlike_saved(document) == []
@@ -192,3 +194,46 @@ def test_a_save_from_before_has_none_and_goes_on() -> None:
     given = host_of(optimizer, NOTHING, schedulers=[scheduler])
     with pytest.raises(CheckpointError, match=r"The save has 0 schedulers; jitckpt.init was given 1"):
         given.restore_shared(document, {}, whole=True)
+
+
+def test_the_average_of_the_model_is_kept_beside_it() -> None:
+    def averaged() -> tuple[nn.Module, AveragedModel]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+        return model, AveragedModel(model, use_buffers=True)
+
+    model, average = averaged()
+    other = AveragedModel(nn.Linear(3, 3))
+    found = find(model, [], [], None, None)
+    assert found.average is average
+    assert found.names() == [AVERAGE]
+    assert find(nn.ModuleList([model, average]), [], [], None, None).average is None
+    assert find(other.module, [], [], None, Anything(average)).average is None
+    second = AveragedModel(model)
+    assert find(model, [], [], None, None).average is None, "nothing tells them apart"
+    del second
+
+    def state_of(model: nn.Module, kept: Kept) -> ModelState:
+        return ModelState(model, kept.averages())
+
+    with torch.no_grad():
+        model[0].weight += 1  # type: ignore[index]
+    average.update_parameters(model)
+    kept = state_of(model, found)
+    assert {name for name in kept.parameters() if "average" not in name} == {*dict(model.named_parameters())}
+    saved = {name: one.clone() for name, one in kept.parameters().items()}
+    buffers = {name: one.clone() for name, one in kept.buffers().items()}
+    again, new = averaged()
+    restored = state_of(again, Kept(average=new))
+    restored.restore_parameters(saved, ())
+    restored.restore_buffers(buffers)
+    for name, one in average.state_dict().items():
+        assert torch.equal(new.state_dict()[name], one), name
+    # A start without the average, and a save without it, go on all the same.
+    alone = ModelState(nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2)))
+    alone.restore_parameters(saved, ())
+    alone.restore_buffers(buffers)
+    assert torch.equal(alone.parameters()["0.weight"], saved["0.weight"])
+    before = new.state_dict()["module.0.weight"].clone()
+    restored.restore_parameters(alone.parameters(), ())
+    restored.restore_buffers(alone.buffers())
+    assert torch.equal(new.state_dict()["module.0.weight"], before)

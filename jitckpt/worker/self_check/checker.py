@@ -20,7 +20,7 @@ from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json, to_json
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState, Shared
-from jitckpt.state.model_state import unwrapped
+from jitckpt.state.unwrapping import unwrapped
 from jitckpt.wire import protocol
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies

@@ -17,10 +17,11 @@ from torch.optim import Optimizer
 
 from jitckpt.encoding import strides
 from jitckpt.encoding.tree_codec import Json
-from jitckpt.state import host_state, model_state, parallel
+from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept import Kept
 from jitckpt.state.schedules import Stateful
+from jitckpt.state.unwrapping import unwrapped
 from jitckpt.worker.self_check.comparison import Described, TooManyError
 
 _HOOKS = "_optimizer_"  # begins the names of the attributes with an optimizer's hooks
@@ -52,7 +53,7 @@ class FreshCopy:
         self.sampled: set[str] = set()  # names of parameters and buffers
         self.names: dict[int, str] = {}  # of parameters, by id, of the training's and of the copies
         self._places: dict[tuple[Any, ...], Tensor] = {}
-        self.module = model_state.unwrapped(model)
+        self.module = unwrapped(model)
         self._copy_parameters(optimizers)
         self.copy = self._skeleton(self.module)
         self._memo[id(model)] = self.copy
@@ -152,7 +153,8 @@ class FreshCopy:
             new._buffers[name] = None if buffer is None else self._memo[id(buffer)]
         new._non_persistent_buffers_set = set(module._non_persistent_buffers_set)
         for name, child in module._modules.items():
-            new._modules[name] = None if child is None else self._skeleton(child, f"{prefix}{name}.")
+            inside = f"{prefix}{name}." if name else prefix  # a model stands so among its averages
+            new._modules[name] = None if child is None else self._skeleton(child, inside)
         return new
 
     def _object(self, one: Any) -> Any:
