@@ -310,7 +310,8 @@ class HostState:
         That of hardly any step is ever wanted, so as a rule it is copied and no more.
         """
         schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
-        value = {"groups": groups, "schedulers": schedulers}
+        averages = [] if self.model is None else self.model.counts_of_averages()
+        value = {"groups": groups, "schedulers": schedulers, "averages": averages}
         copied = _seen.plain_copy(value)
         if copied is not None:
             return partial(tree_codec.encode, copied, "progress")
@@ -370,7 +371,8 @@ class HostState:
         _check_count("optimizers", len(self.optimizers), len(document["optimizers"]))
 
     def restore_schedules(self, document: Mapping[str, Json], progress: Mapping[str, Any]) -> None:
-        """Put back schedulers and scaler, and step schedulers as often as the save says is due."""
+        """Put back schedulers, scaler and counts, and step schedulers as often as the save says is due."""
+        self._restore_counts(progress)
         saved = [
             (scheduler, place)
             for scheduler, place in zip(self.schedulers, self._places(document), strict=True)
@@ -445,6 +447,11 @@ class HostState:
                 put_hyperparameters(group, own, written)
         for scheduler, saved in zip(self.schedulers, said["schedulers"], strict=True):
             scheduler.restore(saved)
+        self._restore_counts(said)
+
+    def _restore_counts(self, progress: Mapping[str, Any]) -> None:
+        if self.model is not None:
+            self.model.restore_counts_of_averages(progress.get("averages", []))
 
     def restore_local(self, parts: Mapping[str, Any]) -> None:
         """Put back the rank-local state, random numbers last."""

@@ -20,6 +20,7 @@ from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.unwrapping import unwrapped
 
 _NONE = Encoded({}, {})
+COUNT = "n_averaged"  # of an AveragedModel
 
 
 def _ddps(model: nn.Module) -> list[nn.Module]:
@@ -88,7 +89,7 @@ class ModelState:
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
                 full = f"{prefix}.{name}".lstrip(".")
-                if full in self._parameters:
+                if full in self._parameters or (name == COUNT and isinstance(module, AveragedModel)):
                     continue
                 if full in kept or name not in module._non_persistent_buffers_set:
                     self._buffers.append((full, module._buffers, name))
@@ -278,6 +279,16 @@ class ModelState:
         there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
         return _seen.versions(there) if there else b""
 
+    def counts_of_averages(self) -> list[int]:
+        """Return of how many models each average is that counts them on the host."""
+        return [int(one.n_averaged) for one in self._averages if one.n_averaged.is_cpu]
+
+    def restore_counts_of_averages(self, counts: Sequence[int]) -> None:
+        """Put these back, unless the save is of other averages."""
+        on_host = [one.n_averaged for one in self._averages if one.n_averaged.is_cpu]
+        for tensor, count in zip(on_host, counts, strict=True) if len(on_host) == len(counts) else ():
+            tensor.fill_(count)
+
     def updates_of_averages(self) -> list[int]:
         """Return what is another once an AveragedModel has been updated, without asking the device."""
         return [one.n_averaged._version for one in self._averages]
@@ -322,10 +333,14 @@ class ModelState:
 
 
 def _parameters_of(model: nn.Module) -> dict[str, Tensor]:
-    """Return the parameters, and with those of averages how many models each is of: both go together."""
+    """Return the parameters, and of averages how many models each is of, where that lies on a device.
+
+    It has to be what it was with the average's parameters, which come from a replica.
+    """
     averages = [(name, one) for name, one in model.named_modules() if isinstance(one, AveragedModel)]
-    numbers = {f"{name}.n_averaged".lstrip("."): one.n_averaged for name, one in averages}
-    return parallel.parameters(model) | numbers
+    return parallel.parameters(model) | {
+        f"{name}.{COUNT}".lstrip("."): one.n_averaged for name, one in averages if not one.n_averaged.is_cpu
+    }
 
 
 def _without_lone_averages(

@@ -160,7 +160,7 @@ def brought_forward():
 def averaged():
     # Of more bytes than a rank keeps for itself.
     model = nn.Sequential(nn.Linear(8, 60000), nn.Tanh(), nn.Linear(60000, 1)).cuda()
-    kept = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    kept = AveragedModel(model, "cuda", multi_avg_fn=get_ema_multi_avg_fn(0.9))
     optimizer = torch.optim.Adam(model.parameters(), 0.01)
     job = jitckpt.init(model=nn.ModuleList([model, kept]), optimizer=optimizer)
     for step in job.steps(12):

@@ -226,6 +226,8 @@ def test_the_average_of_the_model_is_kept_beside_it() -> None:
     restored = state_of(again, Kept(average=new))
     restored.restore_parameters(saved, ())
     restored.restore_buffers(buffers)
+    assert kept.counts_of_averages() == [1]
+    restored.restore_counts_of_averages([1])
     for name, one in average.state_dict().items():
         assert torch.equal(new.state_dict()[name], one), name
     # A start without the average, and a save without it, go on all the same.

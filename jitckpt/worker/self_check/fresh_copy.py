@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from jitckpt.encoding import strides
 from jitckpt.encoding.tree_codec import Json
@@ -142,7 +143,10 @@ class FreshCopy:
         known = self._memo.get(id(module))
         if isinstance(known, nn.Module):
             return known
-        new = self._memo[id(module)] = nn.Module()
+        # An average is told from other modules: it counts how many models it is of.
+        new = nn.Module.__new__(AveragedModel if isinstance(module, AveragedModel) else nn.Module)
+        nn.Module.__init__(new)
+        self._memo[id(module)] = new
         for name, parameter in module._parameters.items():
             new._parameters[name] = None if parameter is None else self._memo[id(parameter)]
         for name, buffer in module._buffers.items():
