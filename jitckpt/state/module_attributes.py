@@ -27,7 +27,9 @@ def owners_of(model: nn.Module) -> dict[str, Owner]:
 
 
 def _may_keep(module: nn.Module) -> Any:
-    kind: Any = type(module)
+    # FSDP2 gives a module a class of its own, with that of before as its base.
+    kinds = [one for one in type(module).__mro__ if not one.__module__.startswith("torch.distributed.")]
+    kind: Any = kinds[0]
     package = kind.__module__.partition(".")[0]
     has_own_state = kind.get_extra_state is not nn.Module.get_extra_state
     if has_own_state or (package == "torch" and not kind.__module__.startswith("torch.nn.modules.")):

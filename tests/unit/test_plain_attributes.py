@@ -234,6 +234,16 @@ def test_library_modules_keep_numbers_and_modes_alone() -> None:
     assert kept.changed() == {"": {"scale": 2.0, "training": False}}
 
 
+def test_a_sharded_module_is_the_script_s_all_the_same() -> None:
+    model = Net()
+    theirs = {"__module__": "torch.distributed.fsdp._fully_shard._fully_shard"}
+    model.__class__ = type("FSDPNet", (type("FSDPModule", (), theirs), Net), theirs)
+    kept = attributes_of(model)
+    model.go(1)
+    assert kept.changed()[""]["calls"] == 1
+    assert kept.changed()[""]["losses"] == [1]
+
+
 def test_a_module_with_a_state_of_its_own_is_left_to_it() -> None:
     class Own(nn.Module):
         calls = 0
