@@ -4,8 +4,9 @@ After a restart the Trainer builds all as at a first start. As its model, optimi
 they are restored; then the Trainer's own functions write a checkpoint of that step, its state is read from
 there, and the epoch in which it failed is begun as one that is resumed. Batches are left out by jitckpt's
 pass over the loader, which draws what the undisturbed training does; and what the Trainer did after an
-optimizer step, or at an epoch's end (logs, evaluations, checkpoints), is done again unless all of it was done
-before.
+optimizer step, or at an epoch's end (logs, evaluations, checkpoints), is done again unless all ranks had done
+all of it. So what a rank keeps is how it was as the optimizer step ended, and once more when all that follows
+it was done: where one rank has not come so far, all do it again, from the former.
 """
 
 import dataclasses
@@ -17,10 +18,13 @@ from typing import Any
 import torch
 
 from jitckpt.data import data_pass
+from jitckpt.data.random_state import RandomState
+from jitckpt.encoding import packed
 from jitckpt.frameworks import protection, read_ahead
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
-from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.state.module_attributes import names_set_by
+from jitckpt.state.plain_attributes import Owner, PlainAttributes
 from jitckpt.system import installed
 
 NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate")
@@ -32,6 +36,7 @@ _NUMBERS = (
     "_initial_num_input_tokens_seen",
 )
 _installed: ModuleType | None = None
+_own_names: frozenset[str] = frozenset()  # attributes that the Trainer's own functions set
 
 
 def Callback() -> Any:  # it stands in a list of callbacks
@@ -46,12 +51,12 @@ def Callback() -> Any:  # it stands in a list of callbacks
 @protection.once
 def install(trainer: ModuleType) -> None:
     """Have every Trainer protect its training."""
-    global _installed  # noqa: PLW0603
+    global _installed, _own_names
     kind = trainer.Trainer
     if lacking := [name for name in NEEDED if not hasattr(kind, name)]:
         protection.refuse(f"{_version()}: recognised, but its Trainer has no {lacking[0]}: version 5 has.")
         return
-    _installed = trainer
+    _installed, _own_names = trainer, names_set_by("transformers", kind)  # before they are wrapped
     if (read_ahead.is_read_ahead, read_ahead.begin) not in data_pass.OTHER_KINDS:
         data_pass.OTHER_KINDS.append((read_ahead.is_read_ahead, read_ahead.begin))
     _wrap_beginning(kind)
@@ -195,17 +200,22 @@ class TransformersTraining:
         self._at_end = False  # of an epoch of which no step is made in this process
         self._epochs_before = 0  # that a checkpoint of the user's was behind
         self._steps_before = 0
+        # What was said as the optimizer step ended, till all that follows it is done; and from then on.
+        self._step_made: dict[str, Any] | None = None
+        self._before_end: dict[str, Any] | None = None
         self._log: tuple[int, torch.Tensor] = (-1, torch.zeros(0, dtype=torch.uint8, device="cpu"))
         self._loaded: dict[str, Any] | None = None
         self._attributes = PlainAttributes({})
-        self._own_callbacks: list[Any] = []  # of the script's classes
-        self._missed: Mapping[str, Any] | None = (
-            None  # the log of a step's end that this rank did not come to
-        )
 
     # As `extra` of the job.
 
     def state_dict(self) -> dict[str, Any]:
+        if self._step_made is not None:
+            return self._step_made
+        told = self._told()
+        return told if self._before_end is None else told | {"before_end": self._before_end}
+
+    def _told(self) -> dict[str, Any]:
         trainer = self.trainer
         rate = trainer._get_learning_rate() if self._in_step else self.learning_rate
         return {
@@ -288,9 +298,8 @@ class TransformersTraining:
                 "jitckpt saves after a failure, from the ranks that are left. Both are on."
             )
         self._epochs_before, self._steps_before = self.first_epoch, trainer.state.global_step
-        owners = owners_among({"Trainer": trainer, **numbered(trainer.callback_handler.callbacks)})
-        self._attributes = PlainAttributes(owners)
-        self._own_callbacks = [one.object for one in owners.values() if one.object is not trainer]
+        owners = owners_among(numbered(trainer.callback_handler.callbacks))
+        self._attributes = PlainAttributes(owners | {"Trainer": Owner(trainer, _is_not_the_trainers)})
         self._protection = protection.begin(
             _version(),
             model=model,
@@ -303,6 +312,7 @@ class TransformersTraining:
         )
         if self._protection is None:
             return loader
+        self._random = RandomState(trainer.args.device if trainer.args.device.type == "cuda" else None)
         trainer.callback_handler.callbacks.insert(0, _callback(self))
         backward = trainer.accelerator.backward
 
@@ -324,30 +334,25 @@ class TransformersTraining:
         assert loaded is not None
         restored = self._protection.restored
         self._epochs_before, self._steps_before, skipped = loaded["before"]
-        own = {
-            "state": json.loads(loaded["state"]),
-            "log": json.loads(bytes(loaded["log"].tolist()) or b"[]"),
-        }
+        log = json.loads(bytes(loaded["log"].tolist()) or b"[]")
+        state = json.loads(loaded["state"])
+        self._pending = any(protection.agree(state["global_step"] - self._steps_before < restored))
+        if self._pending and "before_end" in loaded:
+            loaded = self._loaded = loaded["before_end"]
+            state, log = json.loads(loaded["state"]), log[: loaded["logged"]]
         norm = loaded["grad_norm"]
-        own |= {"numbers": loaded["numbers"], "in_step": loaded["in_step"]}
-        own |= {"grad_norm": norm.item() if isinstance(norm, torch.Tensor) else norm}
-        own |= {"learning_rate": loaded["learning_rate"]}
-        # Some ranks came to the end of the step's logs and others did not: what one did is done for all.
-        furthest = max(protection.agree(own), key=_how_far)
-        if _how_far(furthest) > _how_far(own):
-            if furthest["numbers"]["_globalstep_last_logged"] > own["numbers"]["_globalstep_last_logged"]:
-                loaded["tr_loss"].zero_()  # it is in the log
-            if furthest["state"]["global_step"] > own["state"]["global_step"]:
-                self._missed = furthest["log"][-1] if len(furthest["log"]) > len(own["log"]) else {}
-            flos = own["numbers"]["current_flos"]
-            loaded["numbers"] = furthest["numbers"] | {"current_flos": flos}
-        state: dict[str, Any] = furthest["state"]
-        self._pending = state["global_step"] - self._steps_before < restored
+        own = {
+            "in_step": loaded["in_step"],
+            "norm": norm.item() if isinstance(norm, torch.Tensor) else norm,
+            "rate": loaded["learning_rate"],
+        }
+        # One that did not come to its optimizer step has not heard of these.
+        of_step = max(protection.agree(own), key=lambda said: bool(said["in_step"])) if self._pending else own
         step = self._steps_before + restored
         folder = self._protection.native_folder("transformers", f"checkpoint-{step}")
         self.folder = str(folder)
         if trainer.args.local_process_index == 0:
-            told = state | {"global_step": step, "log_history": furthest["log"]}
+            told = state | {"global_step": step, "log_history": log}
             (folder / "trainer_state.json").write_text(json.dumps(told, indent=2) + "\n")
         protection.agree(None)
         self._initial_state(self.folder)  # the Trainer's own resume
@@ -359,7 +364,7 @@ class TransformersTraining:
         trainer._save_scaler(self.folder)
         trainer._save_rng_state(self.folder)
         trainer.state.global_step = state["global_step"]
-        self.grad_norm, self.learning_rate = furthest["grad_norm"], furthest["learning_rate"]
+        self.grad_norm, self.learning_rate = of_step["norm"], of_step["rate"]
         self.first_epoch = self._epochs_before + self._protection.epoch
         if skipped and self._protection.epoch == 0:
             assert _installed is not None
@@ -405,23 +410,21 @@ class TransformersTraining:
         }
 
     def _put_attributes_back(self) -> None:
-        """Put back what the Trainer and callbacks keep; these hear of a step's end that this rank lacks."""
-        trainer, loaded = self.trainer, self._loaded
-        assert loaded is not None
-        self._attributes.restore(loaded["attributes"])
+        """Put back what the Trainer and callbacks keep."""
+        assert self._loaded is not None
+        self._attributes.restore(self._loaded["attributes"])
         say_problems(self._attributes)
-        for one in self._own_callbacks if self._missed is not None else ():
-            one.on_step_end(trainer.args, trainer.state, trainer.control, model=trainer.model)
-            if self._missed:
-                one.on_log(trainer.args, trainer.state, trainer.control, logs=dict(self._missed))
-        self._missed = None
 
     def _end_restored_step(self, done: int, epoch: Mapping[str, Any]) -> None:
         """Do what the Trainer does after the optimizer step of the restored step, as it does it."""
         trainer = self.trainer
+        if self._loaded is not None and "random" in self._loaded:
+            self._random.restore(packed.unpack(bytes(self._loaded["random"].cpu().numpy().tobytes())))
+        handler, args = trainer.callback_handler, trainer.args
+        trainer.control = handler.on_optimizer_step(args, trainer.state, trainer.control)
         trainer.state.global_step += 1
         trainer.state.epoch = epoch["epoch"] + done / epoch["steps_in_epoch"]
-        trainer.control = trainer.callback_handler.on_step_end(trainer.args, trainer.state, trainer.control)
+        trainer.control = handler.on_step_end(args, trainer.state, trainer.control)
         trainer._maybe_log_save_evaluate(
             trainer._tr_loss,
             self.grad_norm,
@@ -436,7 +439,7 @@ class TransformersTraining:
     def backward_begins(self, loss: torch.Tensor) -> None:
         """This loss is the rank's own, and from now on the others may step without it."""
         if self._protection is not None:
-            self._coming = loss.detach()
+            self._coming, self._before_end = loss.detach(), None
             self._protection.changed()
 
     def backward_ended(self) -> None:
@@ -447,10 +450,23 @@ class TransformersTraining:
         self.backward_ended()
         self._in_step = True
 
+    def optimizer_ended(self) -> None:
+        """What follows may come to its end on some ranks and not on others."""
+        if not self._in_step:
+            return  # what follows the restored step is done again
+        told = self._told()
+        random = torch.frombuffer(bytearray(packed.pack(self._random.capture())), dtype=torch.uint8)
+        losses = None if told["tr_loss"] is None else told["tr_loss"].clone()  # the Trainer sets it to zero
+        logged = len(self.trainer.state.log_history)
+        self._step_made = told | {"tr_loss": losses, "random": random, "logged": logged}
+
     def step_ended(self, learning_rate: float | None) -> None:
         """The Trainer has counted, logged, evaluated and saved what it does after a step."""
         if self._in_step:
             self._in_step, self.learning_rate = False, learning_rate
+            if self._step_made is not None:
+                kept = {name: value for name, value in self._step_made.items() if name != "log"}
+                self._before_end, self._step_made = kept, None
             if self._protection is not None:
                 say_problems(self._attributes)
                 self._protection.step_is_over()
@@ -478,6 +494,9 @@ def _callback(training: TransformersTraining) -> Any:
         def on_pre_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
             training.optimizer_begins()
 
+        def on_optimizer_step(self, *args: Any, **kwargs: Any) -> None:
+            training.optimizer_ended()
+
         def on_substep_end(self, *args: Any, **kwargs: Any) -> None:
             training.backward_ended()
 
@@ -487,9 +506,9 @@ def _callback(training: TransformersTraining) -> Any:
     return JitckptCallback()
 
 
-def _how_far(said: Mapping[str, Any]) -> tuple[int, int, int, bool]:
-    logged = said["numbers"]["_globalstep_last_logged"]
-    return said["state"]["global_step"], logged, len(said["log"]), said["in_step"]
+def _is_not_the_trainers(name: str, value: object) -> bool:
+    """Whether an attribute is a subclass's, as trl's Trainers have; the Trainer's own are kept otherwise."""
+    return not (name in _own_names or name.startswith("_jitckpt"))
 
 
 def _left_out(trainer: Any) -> str:

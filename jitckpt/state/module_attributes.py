@@ -7,6 +7,7 @@ training mode.
 
 import dis
 import inspect
+from collections.abc import Iterable
 from functools import cache, partial
 from types import FunctionType
 from typing import Any
@@ -65,14 +66,27 @@ def names_of_others(kind: type) -> frozenset[str]:
 
 @cache
 def _names_of_others(kind: Any) -> frozenset[str]:
-    found = {*OF_TORCH} if issubclass(kind, nn.Module) else set()
-    for base in kind.__mro__:
-        is_layer = base.__module__.startswith("torch.nn.modules.") and base is not nn.Module
-        if is_layer or installed.is_scripts_class(base) or base.__module__.partition(".")[0] == METRICS:
-            continue
-        for one in vars(base).values():
-            function = inspect.unwrap(getattr(one, "fget", None) or one)
-            if isinstance(function, FunctionType):
-                stores = (op.argval for op in dis.get_instructions(function) if op.opname == "STORE_ATTR")
-                found.update(stores)
-    return frozenset(found) - {MODE}
+    others = [base for base in kind.__mro__ if not _is_the_scripts(base)]
+    of_torch = OF_TORCH if issubclass(kind, nn.Module) else frozenset()
+    return (of_torch | _names_set_in(others)) - {MODE}
+
+
+def _is_the_scripts(base: Any) -> bool:
+    """Whether what a class sets is kept: a layer's numbers and a metric's sums are, as the script's own."""
+    is_layer = base.__module__.startswith("torch.nn.modules.") and base is not nn.Module
+    return is_layer or installed.is_scripts_class(base) or base.__module__.partition(".")[0] == METRICS
+
+
+def names_set_by(package: str, kind: type) -> frozenset[str]:
+    """Return the attributes that the functions of a class's bases of this package set."""
+    return _names_set_in([base for base in kind.__mro__ if base.__module__.partition(".")[0] == package])
+
+
+def _names_set_in(classes: Iterable[Any]) -> frozenset[str]:
+    found: set[str] = set()
+    for one in (one for kind in classes for one in vars(kind).values()):
+        function = inspect.unwrap(getattr(one, "fget", None) or one)
+        if isinstance(function, FunctionType):
+            stores = (op.argval for op in dis.get_instructions(function) if op.opname == "STORE_ATTR")
+            found.update(stores)
+    return frozenset(found)

@@ -39,7 +39,13 @@ MAKE_LOADERS = ("transformers", "torchtitan")  # themselves: the one torch's, th
 STATEFUL = ", StatefulDataLoader"
 STREAM = "accelerate, a stream"
 UNPREPARED = "accelerate, a loader of its own"
+# These are killed at places in them (test_places.py).
+AT_PLACES = {
+    "transformers, accumulated": Program(("transformers",), "transformers_accumulated.py"),
+    "trl": Program(("trl", "peft"), "trl_sft.py"),
+}
 PROGRAMS = {
+    **AT_PLACES,
     **{name: Program((name,), file) for name, file in FILES.items()},
     UNPREPARED: Program(("accelerate",), FILES["accelerate"], {"LOADER": "own"}),
     STREAM: Program(("accelerate",), FILES["accelerate"], {"LOADER": "stream"}),
@@ -105,7 +111,7 @@ class Case:
 
 def all_cases() -> Iterator[Case]:
     """Yield them, those of one program and number of ranks together: they share an undisturbed run."""
-    for program in PROGRAMS:
+    for program in (name for name in PROGRAMS if name not in AT_PLACES):
         if program.endswith(STATEFUL):
             # Lightning's may come back otherwise, which is said at the start.
             is_exact = program != "lightning" + STATEFUL

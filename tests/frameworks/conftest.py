@@ -2,17 +2,33 @@
 
 import importlib.metadata
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cases import PROGRAMS, Case
+from jobs import Ends, run
 
 Record = dict[str, Any]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--records", type=Path, help="put the results into this file, for older ones")
+
+
+@pytest.fixture(scope="session")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, int], Ends]:
+    """Return what a program ends with that nobody protects; it runs once for all tests."""
+    known: dict[tuple[str, int], Ends] = {}
+
+    def ends(name: str, ranks: int) -> Ends:
+        if (name, ranks) not in known:
+            folder = tmp_path_factory.mktemp("plain") / "job"
+            known[name, ranks], _ = run(PROGRAMS[name], ranks, folder, "--no-frameworks")
+        return known[name, ranks]
+
+    return ends
 
 
 def pytest_runtest_makereport(item: pytest.Item, call: "pytest.CallInfo[None]") -> None:

@@ -1,0 +1,35 @@
+"""Programs as users write them that are killed at a place in them: they end as if nothing had been."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from cases import PROGRAMS
+from jobs import Ends, run, skip_unless_installed
+
+# By the program: the rank that dies, the place, and as it comes there for which time.
+PLACES = {
+    "transformers, accumulated": (
+        "1/substep ends/5",
+        "1/optimizer step/6",
+        "1/log/2",
+        "1/evaluated/3",
+        "1/saved/3",
+        "0/epoch ends/1",
+    ),
+    "trl": ("1/log/3", "1/optimizer begins/6"),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "place"),
+    [(name, place) for name, places in PLACES.items() for place in places],
+)
+def test_ends_as_undisturbed(
+    name: str, place: str, plain: Callable[[str, int], Ends], tmp_path: Path
+) -> None:
+    skip_unless_installed(PROGRAMS[name])
+    ends, said = run(PROGRAMS[name], 2, tmp_path / "job", DIE=place)
+    assert ends == plain(name, 2), said[-6000:]
+    assert "Restart 1 went on from step" in said
+    assert "RuntimeWarning: jitckpt" not in said, said
