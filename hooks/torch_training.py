@@ -222,6 +222,10 @@ class TrainingHooks:
         self._listener.minibatch_ended(self.step)
         return True
 
+    def forget_pass(self) -> None:
+        """No step belongs to the forward pass that has ended."""
+        self._in_minibatch = self._forward_seen = False
+
     # Where all is cold in the caches each call of a Python function takes some microseconds: so the methods
     # are hooks themselves, and no call is made of which is known before that it does nothing.
 

@@ -157,8 +157,9 @@ def try_script(script: list[str], kind: str, args: argparse.Namespace, disk: Dis
         except TimeoutError:
             status = f"not every rank made a step under protection in {args.time_limit:.0f} s"
         saved = facts.saved_ranks(folder / CHECKPOINTS, events)
-        rows = checks.check_script(events, saved, ranks, status, disk)
-        return rows, (folder / OUTPUT).read_text()[-SHOWN_OUTPUT:] if status else ""
+        said = (folder / OUTPUT).read_text()
+        rows = checks.check_recognised(said) + checks.check_script(events, saved, ranks, status, disk)
+        return rows, said[-SHOWN_OUTPUT:] if status else ""
 
 
 def table(rows: Sequence[Row]) -> Table:

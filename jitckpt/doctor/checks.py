@@ -233,6 +233,9 @@ class SavedRank:
     left_out: tuple[str, ...]
 
 
+RECOGNISED, PROTECTED = ": recognised", ": recognised. Protected: "
+
+
 def check_script(
     events: Sequence[Event], saved: Sequence[SavedRank], ranks: int, status: str, disk: Disk
 ) -> list[Row]:
@@ -269,6 +272,17 @@ def check_script(
         advice = f"free {show_size(needed - disk.free)} in {disk.path}, or choose another directory"
         return [*rows, Row("save", "problem", found, advice)]
     return [*rows, Row("save", "ok", found)]
+
+
+def check_recognised(said: str) -> list[Row]:
+    """Return what `jitckpt run` said of a framework's training (jitckpt.frameworks), in a script's output."""
+    lines = dict.fromkeys(
+        line for line in said.splitlines() if line.startswith("jitckpt: ") and RECOGNISED in line
+    )
+    return [
+        Row("framework", "ok" if PROTECTED in line else "problem", line.removeprefix("jitckpt: "))
+        for line in lines
+    ]
 
 
 def check_self_checks(events: Sequence[Event]) -> list[Row]:

@@ -1,7 +1,6 @@
 """Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own."""
 
 import importlib
-import itertools
 import sys
 import weakref
 from collections.abc import Iterator
@@ -18,12 +17,6 @@ from jitckpt.frameworks.protection import FrameworkProtection
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
-
-SAID_AT = 3  # steps: a warm-up may make some before the loop
-NO_LOADER = (
-    "{name}: recognised, but not protected: its first steps took no batches from a loader that "
-    "Accelerator.prepare was given. Prepare the training's loader, too; or call jitckpt.init in the script."
-)
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _training: "AccelerateTraining | None" = None
@@ -56,25 +49,10 @@ def install(accelerator: ModuleType) -> None:
         return read_ahead.iterated(self) if iteration is None else iteration
 
     kind.prepare = prepare
-    _say_if_nothing_is_protected(importlib.import_module("accelerate.optimizer").AcceleratedOptimizer)
     for loader in (data_loader.DataLoaderShard, data_loader.DataLoaderDispatcher):
         setattr(loader, read_ahead.ORIGINAL, loader.__iter__)
         loader.__iter__ = __iter__
     script_loops.unless_repeated(kind, WRITES)
-
-
-def _say_if_nothing_is_protected(optimizer: Any) -> None:
-    """Say so at a step by which a pass over a loader has begun, if one was prepared."""
-    step_one, steps = optimizer.step, itertools.count(1)
-
-    def step(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if next(steps) == SAID_AT:
-            optimizer.step = step_one
-            if _training is None and not protection.is_taken():
-                protection.tell(NO_LOADER.format(name=_name()))
-        return step_one(self, *args, **kwargs)
-
-    optimizer.step = step
 
 
 def _name() -> str:
@@ -131,6 +109,8 @@ class AccelerateTraining:
             scaler=accelerator.scaler,
             progress=self,
             left_out=script_loops.LEFT_OUT,
+            keep="give an object with state_dict and load_state_dict that has them to "
+            "accelerator.register_for_checkpointing",
         )
 
     def state_dict(self) -> dict[str, Any]:

@@ -36,6 +36,9 @@ STATEFUL = (
 )
 LEFT_OUT = "what on_save_checkpoint of the module adds beside its attributes"
 METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")  # what was logged last, by names
+BY_HAND = (
+    "; what training_step returned and logged at the restored step, which manual optimization makes anew"
+)
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -191,6 +194,7 @@ class LightningTraining:
         except Exception as error:
             protection.refuse(f"{version}: recognised, but not protected: a state_dict raised {error!r}.")
             return
+        is_automatic = trainer.lightning_module.automatic_optimization
         self.protection = protection.begin(
             version,
             model=trainer.model,
@@ -198,8 +202,9 @@ class LightningTraining:
             schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
             scaler=getattr(trainer.precision_plugin, "scaler", None),
             progress=self,
-            left_out=LEFT_OUT + _adding_to_checkpoints(trainer),
-            made_up=trainer.lightning_module.automatic_optimization,
+            left_out=LEFT_OUT + _adding_to_checkpoints(trainer) + ("" if is_automatic else BY_HAND),
+            keep="keep them in attributes of the LightningModule or of a callback",
+            made_up=is_automatic,
             keeps_attributes=True,
         )
 
@@ -303,6 +308,7 @@ class LightningTraining:
             result = call()
             self._kept = self._newest
             return result
+        assert self.protection is not None
         strategy = self.trainer.strategy
         model = strategy.model
         without_sync = model.no_sync() if hasattr(model, "no_sync") else None
@@ -320,6 +326,7 @@ class LightningTraining:
                 # As behind the pass that was synchronised: then DDP's next one sends the buffers around.
                 model.require_forward_param_sync = True
         self._again = False
+        self.protection.was_repetition()
         self._put_back()
         return result
 

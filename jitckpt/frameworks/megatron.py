@@ -12,7 +12,6 @@ from typing import Any
 
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
@@ -70,7 +69,8 @@ class Made:
     def __init__(self, config: Any, models: list[nn.Module], optimizer: Any) -> None:
         self._config, self._models, self._optimizer = config, models, optimizer
         self.protection: FrameworkProtection | None = None
-        self._first_step: RemovableHandle | None = register_optimizer_step_pre_hook(self._steps)
+        # It stays: torch goes through its hooks as they are called.
+        register_optimizer_step_pre_hook(self._steps)
 
     @property
     def is_training(self) -> bool:
@@ -80,7 +80,6 @@ class Made:
         """Protect it, as its first pass over batches begins; refusal: why that can't be, if so."""
         if protection.is_taken():
             return
-        self._watch_no_more()
         if refusal is None and getattr(self._config, "use_distributed_optimizer", False):
             refusal = SHARDED
         name = f"megatron-core {version('megatron-core')}"
@@ -105,9 +104,3 @@ class Made:
         """A first step is made, and no pass over a loader has begun."""
         if not protection.is_taken() and not jobs.is_current():
             self.begin(NO_LOADER)
-        self._watch_no_more()
-
-    def _watch_no_more(self) -> None:
-        if self._first_step is not None:
-            self._first_step.remove()
-            self._first_step = None

@@ -23,7 +23,7 @@ from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
-from jitckpt.worker import agreements
+from jitckpt.worker import advice, agreements
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
 
@@ -85,6 +85,10 @@ class FrameworkProtection:
         """Put back what this rank alone knows, however often, as it was after the restored step."""
         self.job.put_back()
 
+    def was_repetition(self) -> None:
+        """The forward pass that was just made belongs to the restored step, and to no other."""
+        self.job.forget_pass()
+
     def go_on_now(self) -> None:
         """Put random numbers and the like back: what the framework does now is no repetition any more."""
         self.job.loop.go_on_now()
@@ -122,13 +126,15 @@ def begin(
     scaler: Any = None,
     progress: Stateful | None,
     left_out: str = "",
+    keep: str = "keep them in attributes or buffers of the model",
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
     keeps_attributes: bool = False,
 ) -> FrameworkProtection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
-    framework: its name and version. left_out: a clause that names what a restart does not bring back. shard:
+    framework: its name and version. left_out: a clause that names what a restart does not bring back. keep:
+    words that say where what the script carries on itself is kept, as "keep them in ...". shard:
     which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
     the adapter has the framework do again whatever follows the restored step. keeps_attributes: it keeps
     those of the model's modules itself. Raises CheckpointError if there are saves but none can be used:
@@ -144,6 +150,7 @@ def begin(
     if jobs.is_current():
         _say_first(f"{framework}: the script calls jitckpt.init itself, so this is left to it.")
         return None
+    advice.of_framework(keep)
     try:
         job = jobs.init(
             model=model,

@@ -308,6 +308,7 @@ class TransformersTraining:
             scaler=getattr(trainer.accelerator, "scaler", None),
             progress=self,
             left_out=_left_out(trainer),
+            keep="keep them in attributes of a callback, or of a Trainer of your own",
             made_up=True,
         )
         if self._protection is None:

@@ -20,6 +20,7 @@ from jitckpt.state.shards import Layout, agree, any_rank, hear_first, through_fi
 from jitckpt.state.unwrapping import unwrapped
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment
+from jitckpt.worker import advice
 
 
 def job_store() -> Store:
@@ -98,7 +99,7 @@ def without_replicas(layout: Layout) -> str:
         f"Part of this job's state has no replica: {len(ranks)} of its {len(layout.shards)} ranks ({shown}) "
         f"hold alone what they hold ({layout.text}). When one of these is lost, its part can't be saved any "
         "more, and the job goes back to an older step: start it with `jitckpt run --memory-tier auto`, which "
-        "keeps it in host memory after each step, or give jitckpt.init save_every=..., so that there is one."
+        f"keeps it in host memory after each step, or {advice.current().save_every}, so that there is one."
     )
 
 

@@ -31,6 +31,9 @@ FRAMEWORKS = {
 }
 
 
+IDLE = "jitckpt.frameworks.idle"  # says so where no training of theirs is protected
+
+
 def load() -> None:
     """Put softgpu's operators and jitckpt's hooks in place where the environment asks for them.
 
@@ -63,6 +66,7 @@ def _protect(adapter: str, framework: ModuleType) -> None:
     """Let what protects a framework's trainings get in place; the framework is there in any case."""
     try:
         importlib.import_module(adapter).install(framework)
+        importlib.import_module(IDLE).watch(framework)
     except Exception as error:  # a framework of another version may lack anything
         say(f"trainings of {framework.__name__} are not protected: this version is not known: {error!r}")
 

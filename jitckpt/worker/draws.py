@@ -53,6 +53,11 @@ class Draws:
             self._since_forward.clear()
             self._behind_forward = self._drawn()
 
+    def forget_pass(self) -> None:
+        """No step belongs to the forward pass that has ended."""
+        self._behind_forward = None
+        self._since_forward.clear()
+
     def step_begins(self) -> None:
         """The optimizer is about to make a step."""
         self._steps += 1

@@ -557,6 +557,10 @@ class Job:
         if self._restored_parts is not None:
             self._host.restore_local(self._restored_parts)
 
+    def forget_pass(self) -> None:
+        """Forget the forward pass since the last optimizer step: it was made before, and no step follows."""
+        self._protection.forget_pass()
+
     def write_before_step(self) -> None:
         """Write what this rank alone knows once more: it knows more since the forward pass."""
         self._protection.write_before_step()

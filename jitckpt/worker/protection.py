@@ -47,7 +47,7 @@ from jitckpt.system.signals import comes_from_signal
 from jitckpt.system.stacks import stack_writer
 from jitckpt.tiers.own_shard import OwnShard
 from jitckpt.wire import environment, protocol
-from jitckpt.worker import one_connection, spare
+from jitckpt.worker import advice, one_connection, spare
 from jitckpt.worker.agreements import all_say, job_store, on_several_hosts
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.draws import TWO_LINES, Draws
@@ -504,6 +504,11 @@ class Protection:
         self._told_before = self._hooks.step + 1
         self.forward_ended(self._told_before)
 
+    def forget_pass(self) -> None:
+        """The forward pass since the last step was made before, and no step follows it."""
+        self._hooks.forget_pass()
+        self._draws.forget_pass()
+
     def boundary(self) -> bool:
         """The loop goes on; whether a minibatch has ended by that."""
         return self._hooks.boundary()
@@ -863,7 +868,7 @@ class Protection:
             self._reporter.warn_once(
                 "Several optimizer steps are made in one iteration. A failure between them, in which no rank "
                 "comes to the end of the iteration, leaves nothing to save: the job goes back to an older "
-                "save. Give jitckpt.init save_every=..., so that there is one."
+                f"save. To have one, {advice.current().save_every}."
             )
 
     @_harmless

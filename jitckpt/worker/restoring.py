@@ -13,6 +13,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState
+from jitckpt.worker import advice
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving.history import History
 
@@ -83,7 +84,7 @@ def load(
         reporter.warn(
             f"Rank {identity.rank} may have failed between its optimizer step {choice.step} and the "
             "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
-            "may differ from an undisturbed one. At the end of an epoch of job.epochs it would be exact."
+            f"may differ from an undisturbed one.{advice.current().exact_at_epochs_end}"
         )
     if "loop" in parts and not document.get("at_boundary", True) and not made_up:
         reporter.warn_on_first(

@@ -34,6 +34,7 @@ from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
 from jitckpt.system.installed import is_scripts_class
+from jitckpt.worker import advice
 from jitckpt.worker.carried_names import (
     counted_beside,
     loops_around,
@@ -81,11 +82,9 @@ _LIBRARIES = installed.folders()
 
 TEXT = (
     "The loop changes variables of the script that no save holds: {names}. After a failure they are as the "
-    "script sets them before the loop. If the training, or what you print of it, depends on them, keep them "
-    "in `extra` (an object with state_dict and load_state_dict, given to jitckpt.init); what each iteration "
-    "writes anew before it reads it needs nothing."
+    "script sets them before the loop. If the training, or what you print of it, depends on them, {keep}; "
+    "what each iteration writes anew before it reads it needs nothing."
 )
-COUNTER = " A counter of optimizer steps can begin with job.restore()."
 
 
 class _Seen:
@@ -262,8 +261,9 @@ class ScriptVariables:
         names = [name for name, key in keys.items() if key not in self._said]
         self._said |= {*keys.values()}
         if names:
-            text = TEXT.format(names=", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else ""))
-            self._warn(text + (COUNTER if any("." not in name for name in names) else ""))
+            helps, shown = advice.current(), ", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else "")
+            text = TEXT.format(names=shown, keep=helps.keep)
+            self._warn(text + (helps.counter if any("." not in name for name in names) else ""))
 
     def _marks(self, frame: FrameType, at: tuple[int, ...]) -> dict[str, object]:
         known = self._known()

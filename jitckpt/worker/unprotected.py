@@ -33,6 +33,9 @@ class Unprotected:
     def write_before_step(self) -> None:
         """Nothing is kept of what this rank alone knows."""
 
+    def forget_pass(self) -> None:
+        """Passes are not seen."""
+
     def write_again(self) -> None:
         """The same."""
 

@@ -43,6 +43,7 @@ UNPREPARED = "accelerate, a loader of its own"
 AT_PLACES = {
     "transformers, accumulated": Program(("transformers",), "transformers_accumulated.py"),
     "trl": Program(("trl", "peft"), "trl_sft.py"),
+    "lightning, a GAN": Program(("lightning",), "lightning_gan.py"),
 }
 PROGRAMS = {
     **AT_PLACES,

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
 
 from jitckpt.data import data_pass, made_in_loop
@@ -18,12 +19,13 @@ from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
 from jitckpt.encoding import tree_codec
-from jitckpt.frameworks import held_back, read_ahead
+from jitckpt.frameworks import held_back, idle, lightning, protection, read_ahead
 from jitckpt.frameworks.attributes import numbered, owners_among
 from jitckpt.frameworks.held_back import HeldBack
 from jitckpt.state.module_attributes import is_kept, names_of_others
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.system.imports import when_imported
+from jitckpt.worker import advice
 
 
 def test_a_call_comes_with_the_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,3 +264,80 @@ def drawn(one: Pass) -> Iterator[Any]:
         except StopIteration:
             return
         yield batch.tolist()
+
+
+@pytest.fixture
+def imported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
+    """Have a framework be imported; yield what is said."""
+    said: list[str] = []
+    monkeypatch.setattr(protection, "tell", said.append)
+    monkeypatch.setattr(protection, "_taken", "")
+    monkeypatch.setattr(idle, "_imported", [])
+    monkeypatch.setattr(idle, "_handle", None)
+    monkeypatch.setattr(idle, "_steps", 0)
+    package = types.ModuleType("lightning")
+    package.__version__ = "2.6.6"  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "lightning", package)
+    idle.watch(types.ModuleType("lightning.pytorch.trainer.trainer"))
+    later = register_optimizer_step_post_hook(lambda *_: None)
+    yield said
+    later.remove()
+    if idle._handle is not None:
+        idle._handle.remove()
+
+
+def make_steps(number: int) -> None:
+    parameter = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1)
+    for _ in range(number):
+        parameter.grad = torch.ones(1)
+        optimizer.step()
+
+
+def test_a_framework_that_has_no_training_in_hand_is_named_once(imported: list[str]) -> None:
+    make_steps(idle.SAID_AT - 1)
+    assert imported == []
+    make_steps(5)
+    (line,) = imported
+    assert line.startswith("lightning 2.6.6: recognised, but not protected: ")
+    assert "Trainer.fit was not called" in line
+
+
+def test_nothing_is_said_where_a_framework_has_taken_the_training(
+    imported: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(protection, "_taken", "lightning")
+    make_steps(5)
+    assert imported == []
+
+
+def test_doctor_repeats_what_was_said_of_a_framework() -> None:
+    said = (
+        "epoch 1\njitckpt: a 1: recognised. Protected: model.\n"
+        "jitckpt: b 2: recognised, but not protected: no.\n"
+    )
+    assert checks.check_recognised(said) == [
+        checks.Row("framework", "ok", "a 1: recognised. Protected: model."),
+        checks.Row("framework", "problem", "b 2: recognised, but not protected: no."),
+    ]
+
+
+def test_callbacks_that_add_to_checkpoints_are_named() -> None:
+    base = type("Callback", (), {"on_save_checkpoint": lambda self, *_: None})
+    averaging = type("WeightAveraging", (base,), {"on_save_checkpoint": lambda self, *_: None})
+    silent = type("Silent", (base,), {})
+    trainer = types.SimpleNamespace(callbacks=[averaging(), silent()])
+    assert "on_save_checkpoint of WeightAveraging adds" in lightning._adding_to_checkpoints(trainer)
+    trainer.callbacks = [silent()]
+    assert lightning._adding_to_checkpoints(trainer) == ""
+
+
+def test_sentences_name_what_helps_where_a_framework_has_the_training(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert "save_every" in advice.current().save_every
+    monkeypatch.setattr(advice, "_current", advice.BY_INIT)
+    advice.of_framework("keep them in a callback")
+    helps = advice.current()
+    assert helps.save_every == "start it with `jitckpt run --save-every N`"
+    assert "jitckpt.init" not in helps.keep + helps.counter + helps.exact_at_epochs_end
