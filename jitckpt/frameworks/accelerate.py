@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.data import IterableDataset
 
 from jitckpt.data import data_pass
 from jitckpt.data.loop import Iteration
@@ -17,6 +18,8 @@ from jitckpt.frameworks.protection import FrameworkProtection
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
+
+SKIPS = "SkipBatchSampler"
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _training: "AccelerateTraining | None" = None
@@ -64,13 +67,8 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     global _training  # noqa: PLW0603
     if not torch.is_grad_enabled():
         return None
-    # skip_first_batches makes another one over the same data.
     of = next(
-        (
-            one
-            for one in _accelerators
-            if any(loader is known or loader.dataset is known.dataset for known in one._dataloaders)
-        ),
+        (one for one in _accelerators if any(_is_or_skips(loader, known) for known in one._dataloaders)),
         None,
     )
     if of is None or not any(model.training for model in of._models):
@@ -80,6 +78,18 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
     return Iteration(_training.protection.job.loop, loader)
+
+
+def _is_or_skips(loader: Any, known: Any) -> bool:
+    """Whether it is a loader that was prepared, or what skip_first_batches makes of one, over the same data.
+
+    Another one over them may be an evaluation's, even where that takes gradients.
+    """
+    if loader is known:
+        return True
+    parts = (getattr(loader, name, None) for name in ("batch_sampler", "sampler"))
+    skips = isinstance(loader.dataset, IterableDataset) or any(type(one).__name__ == SKIPS for one in parts)
+    return skips and loader.dataset is known.dataset
 
 
 class AccelerateTraining:

@@ -38,6 +38,7 @@ LOOPS_OF_THEIR_OWN = ("transformers", "lightning", "torchtitan")
 MAKE_LOADERS = ("transformers", "torchtitan")  # themselves: the one torch's, the other torchdata's
 STATEFUL = ", StatefulDataLoader"
 STREAM = "accelerate, a stream"
+SKIPS = "accelerate, skip_first_batches"
 UNPREPARED = "accelerate, a loader of its own"
 # These are killed at places in them (test_places.py).
 AT_PLACES = {
@@ -49,6 +50,7 @@ PROGRAMS = {
     **AT_PLACES,
     **{name: Program((name,), file) for name, file in FILES.items()},
     UNPREPARED: Program(("accelerate",), FILES["accelerate"], {"LOADER": "own"}),
+    SKIPS: Program(("accelerate",), FILES["accelerate"], {"LOADER": "skips"}),
     STREAM: Program(("accelerate",), FILES["accelerate"], {"LOADER": "stream"}),
     **{
         f"deepspeed, ZeRO-{stage}": Program(("deepspeed",), FILES["deepspeed"], {"ZERO": str(stage)})
@@ -119,7 +121,7 @@ def all_cases() -> Iterator[Case]:
             yield Case(program, "user", 2, "in backward" if is_exact else UNDISTURBED)
         elif program == UNPREPARED:
             yield Case(program, "user", 2, UNDISTURBED)
-        elif program == STREAM:
+        elif program in (STREAM, SKIPS):
             for disturbance in ("in backward", "at an epoch's end"):
                 yield Case(program, "user", 2, disturbance)
         elif "ZeRO" in program:

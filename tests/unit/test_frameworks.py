@@ -12,14 +12,14 @@ import pytest
 import torch
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
-from torch.utils.data import DataLoader, Dataset, RandomSampler, Sampler
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
 from jitckpt.data import data_pass, made_in_loop
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
 from jitckpt.encoding import tree_codec
-from jitckpt.frameworks import held_back, idle, lightning, protection, read_ahead
+from jitckpt.frameworks import accelerate, held_back, idle, lightning, protection, read_ahead
 from jitckpt.frameworks.attributes import numbered, owners_among
 from jitckpt.frameworks.held_back import HeldBack
 from jitckpt.state.module_attributes import is_kept, names_of_others
@@ -341,3 +341,18 @@ def test_sentences_name_what_helps_where_a_framework_has_the_training(
     helps = advice.current()
     assert helps.save_every == "start it with `jitckpt run --save-every N`"
     assert "jitckpt.init" not in helps.keep + helps.counter + helps.exact_at_epochs_end
+
+
+class SkipBatchSampler(BatchSampler):
+    """As Accelerate's, in name."""
+
+
+def test_a_pass_of_accelerate_is_over_a_prepared_loader_or_what_skips_its_first_batches() -> None:
+    data = Noisy()
+    prepared = DataLoader(data, batch_size=2)
+    skipping = DataLoader(data, batch_sampler=SkipBatchSampler(RandomSampler(data), 2, drop_last=False))
+    assert accelerate._is_or_skips(prepared, prepared)
+    assert accelerate._is_or_skips(skipping, prepared)
+    assert not accelerate._is_or_skips(DataLoader(data, batch_size=2), prepared)  # an evaluation's
+    of_others = DataLoader(Noisy(), batch_sampler=SkipBatchSampler(RandomSampler(data), 2, drop_last=False))
+    assert not accelerate._is_or_skips(of_others, prepared)
