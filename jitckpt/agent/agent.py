@@ -69,11 +69,12 @@ from jitckpt.events import EventLog
 from jitckpt.hosts import connections, fetch, rendezvous
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordinated import CoordinatedRendezvous
+from jitckpt.hosts.limited_calls import watched
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
-from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone, watched
+from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
 from jitckpt.saves import directory_lock, folders, starts
 from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
@@ -160,6 +161,7 @@ class Agent(LocalElasticAgent):
                 settings.fixed_place,
                 settings.secret,
                 max_standby=settings.max_standby,
+                is_spare=settings.is_spare,
             )
             spec.rdzv_handler = self._lasting
         else:

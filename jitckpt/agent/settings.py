@@ -37,6 +37,7 @@ class Settings:
     report_host: str | None  # a command that is told of a host which the job goes on without
     host_name: str  # this one's, as a scheduler knows it
     max_standby: int | None  # hosts beyond those that train; None: any number
+    is_spare: bool  # of a job that it has no part in until a host of that is lost
     stands_by: bool  # takes no part until a host's devices are broken
     temporary: Path | None  # a folder of the launcher's that goes with it
     faults: tuple[FaultSpec, ...]

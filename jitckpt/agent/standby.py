@@ -45,10 +45,11 @@ from jitckpt.errors import HostsError, NotNeeded
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, rendezvous, visiting
 from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
+from jitckpt.hosts.limited_calls import within
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
-from jitckpt.hosts.stores import NOT_NEEDED, within
+from jitckpt.hosts.stores import NOT_NEEDED
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents

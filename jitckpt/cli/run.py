@@ -56,8 +56,8 @@ from jitckpt.faults.injection import (
     PROXY_KINDS,
 )
 from jitckpt.hosts.etcd import Etcd, endpoints_of
+from jitckpt.hosts.limited_calls import has_calls_out
 from jitckpt.hosts.rendezvous import own_address, wait_for_name
-from jitckpt.hosts.stores import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves import directory_lock
 from jitckpt.saves.start_record import note_finished
@@ -288,6 +288,7 @@ def _settings(
         report_host=args.report_host,
         host_name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         max_standby=args.max_standby,
+        is_spare=args.spared is not None,
         stands_by=args.standby,
         temporary=temporary,
         memory=_memory(args),

@@ -8,6 +8,7 @@ host has another secret each puts the other's away.
 
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -40,11 +41,13 @@ _PARTS = {
 }
 
 
-def with_signature(handler: RendezvousHandler, signature: Signature) -> RendezvousHandler:
+def with_signature(
+    handler: RendezvousHandler, signature: Signature, agent: str | None = None
+) -> RendezvousHandler:
     """Return a handler that does what torch's does, but reads nothing that no agent has signed.
 
     To be called before it is used. One of another kind than torch's dynamic one, which alone pickles, is
-    returned as it is.
+    returned as it is. agent: a number in hexadecimal, by which the others know this host in all stores.
     """
     if not isinstance(handler, DynamicRendezvousHandler):
         return handler
@@ -52,8 +55,9 @@ def with_signature(handler: RendezvousHandler, signature: Signature) -> Rendezvo
     backend = torchs._state_holder._backend
     if isinstance(backend, C10dRendezvousBackend):
         backend = _Backend(torchs._store, handler.settings.run_id)
-    holder = SignedStateHolder(backend, handler.settings, signature, torchs._this_node)
-    return _Handler(torchs._this_node, handler.settings, backend.name, torchs._store, holder)
+    node = torchs._this_node if agent is None else replace(torchs._this_node, local_id=int(agent, 16))
+    holder = SignedStateHolder(backend, handler.settings, signature, node)
+    return _Handler(node, handler.settings, backend.name, torchs._store, holder)
 
 
 class _Handler(DynamicRendezvousHandler):

@@ -11,7 +11,6 @@ goes by those of the last one that it still sees, and where their stores are.
 """
 
 import json
-import queue
 import secrets
 import socket
 import threading
@@ -22,7 +21,7 @@ from dataclasses import asdict, dataclass, replace
 from datetime import timedelta
 from functools import partial
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import Any
 
 from torch.distributed import DistError, TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import (
@@ -36,7 +35,7 @@ from torch.distributed.elastic.rendezvous import (
     RendezvousTimeoutError,
 )
 from torch.distributed.elastic.rendezvous.c10d_rendezvous_backend import C10dRendezvousBackend
-from torch.distributed.elastic.rendezvous.dynamic_rendezvous import create_handler
+from torch.distributed.elastic.rendezvous.dynamic_rendezvous import DynamicRendezvousHandler, create_handler
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher.api import LaunchConfig
 
@@ -44,6 +43,8 @@ from jitckpt.console import say
 from jitckpt.decisions.quorum import may_go_on
 from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
 from jitckpt.hosts.connections import Hosts
+from jitckpt.hosts.giving_way import give_way
+from jitckpt.hosts.limited_calls import LOOK_SECONDS, THREAD_NAME, Value, watched, within
 from jitckpt.hosts.rendezvous import (
     ANSWER_SECONDS,
     DEFAULT_PORT,
@@ -62,19 +63,13 @@ from jitckpt.hosts.store_server import store_at
 from jitckpt.wire.checked import ProtocolError, part_of
 from jitckpt.wire.hosts import HEARD, STORE, Host, Past
 
-LOOK_SECONDS = 1.0
 REDIRECT_SECONDS = 2.0
 GATHERING_SECONDS = 15.0  # for hosts to come together of which each has said that it is there
-PIECES = 10  # of a time that is waited for
 DEAD_SECONDS = (
     60.0  # that a host waits for new ones where too few are left and the others are known to be dead
 )
-THREAD_NAME = "jitckpt-store"
-HEARTBEATS_NAME = "RendezvousKeepAliveTimer"  # torch's, with a number
 TAKES_A_PLACE = "it takes the place of one that is lost, when the others meet again"
 NOT_NEEDED = "The job has ended; this host stood by and was not needed."
-
-Value = TypeVar("Value")
 
 
 def too_many(most: int) -> str:
@@ -163,14 +158,18 @@ class LastingRendezvous(RendezvousHandler):
         secret: bytes | None = None,
         *,
         max_standby: int | None = None,
+        is_spare: bool = False,
     ) -> None:
         """inner: torch's handler with the store at the endpoint. patience: seconds for a store's answer.
 
         fixed_place: of this host among all, None for any. secret: the job's, if the hosts were given one.
+        is_spare: it has no part in the first start.
         """
         self._config, self._patience, self._fixed_place = config, patience, fixed_place
         self.signature = Signature(config.run_id, secret)
-        self.inner: Any = with_signature(inner, self.signature)
+        self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
+        self._is_spare = is_spare
+        self.inner: Any = self._mine(inner)
         assert config.local_addr is not None  # `jitckpt run` finds it out
         self._address = config.local_addr
         self._origin = StorePlace(*parse_rendezvous_endpoint(config.rdzv_endpoint, DEFAULT_PORT))
@@ -180,7 +179,6 @@ class LastingRendezvous(RendezvousHandler):
         self._kept: list[Any] = []  # stores that others may still ask for the way
         self._reserves: list[StorePlace] = []  # of the hosts of the newest start that is known
         self._moved: StorePlace | None = None  # where a note in the store says that the job is
-        self.agent = secrets.token_hex(8)  # by which the others know this one in all meetings
         self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self.has_waited = False  # until a job that was there already has taken it
         self._start: Past | None = None  # the newest that has begun here
@@ -311,7 +309,9 @@ class LastingRendezvous(RendezvousHandler):
         return int(self.guarded(self.inner.num_nodes_waiting))
 
     def shutdown(self) -> bool:
-        """Close the rendezvous, if its store is there."""
+        """Close the rendezvous, if its store is there. A host that only stood by ends nobody's job."""
+        if self._start is None and self._heard is not None and not self._left:
+            self._leave()
         try:
             return not self._left and within(self._patience, self.inner.shutdown)
         except TimeoutError:
@@ -343,7 +343,8 @@ class LastingRendezvous(RendezvousHandler):
                     raise NotNeeded(NOT_NEEDED) from error
                 raise
             except RendezvousTimeoutError:
-                if not (self._waits and self.inner._state_holder.state.complete):
+                is_there = self.inner._state_holder.state.complete or self._lives()
+                if not (self._waits and is_there):
                     raise  # else the job is there, and takes it in when it may
 
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
@@ -367,6 +368,43 @@ class LastingRendezvous(RendezvousHandler):
         except Exception:
             self._look()
             raise
+
+    # Who comes first to a meeting: those that have the job's state.
+
+    def _mine(self, torchs: RendezvousHandler) -> RendezvousHandler:
+        """Return torch's handler as this host uses it."""
+        signed = with_signature(torchs, self.signature, self.agent)
+        if isinstance(signed, DynamicRendezvousHandler):
+            give_way(signed, self._gives_way)
+        return signed
+
+    def _gives_way(self, store: Any, there: Collection[str]) -> bool:
+        """Return whether this host, which has nothing of the job, waits for those that have.
+
+        there: the agents that take part in the meeting by now.
+        """
+        start = self._note(store, "start", _start)
+        if start is None:
+            return self._is_spare
+        if any(own.start == start[0].start for own in self._agreed):
+            return False
+        living = self._note(store, "living", _agents)
+        return not living or not living.issubset(there)
+
+    def _tell_living(self, client: Any) -> None:
+        """Tell those that stand by for which hosts of the last start, which has failed, they have to wait.
+
+        Who was cut off from that start's followers has nothing to tell.
+        """
+        told, last = self._note(client, "start", _start), self._last
+        if last is None or (told is not None and all(own.start != told[0].start for own in self._agreed)):
+            return
+        agents = [last.met.all[place].agent for place in sorted(last.together)]
+        self.signature.put(client, self._key("living"), agents)
+
+    def _lives(self) -> bool:
+        """Return whether any host of the newest start is there, as far as this one can see."""
+        return any(place.port > 0 and answers(place.address, place.port) for place in self._reserves)
 
     # How a store is found.
 
@@ -405,6 +443,7 @@ class LastingRendezvous(RendezvousHandler):
     def _read(self) -> Notes:
         # A connection of its own: one that waits for a key answers nothing else.
         client = self._client = self._client or self._connect(self._place)
+        self._tell_living(client)
         moved = self._note(client, "moved", _place)
         start, reserves = self._note(client, "start", _start) or (None, [])
         return Notes(moved, start, reserves)
@@ -588,8 +627,7 @@ class LastingRendezvous(RendezvousHandler):
             return False
         if not self._left:
             self._leave()
-        torchs = create_handler(store, backend, _parameters(self._config))
-        self.inner = with_signature(torchs, self.signature)
+        self.inner = self._mine(create_handler(store, backend, _parameters(self._config)))
         self._place, self._left, self.has_store = place, False, gives
         if gives:
             self._reserve = None
@@ -627,56 +665,6 @@ class LastingRendezvous(RendezvousHandler):
             self._closing.wait(REDIRECT_SECONDS)
 
 
-def within(seconds: float, call: Callable[[], Value]) -> Value:
-    """Return what the call returns; raise TimeoutError if it does not in time, and forget it.
-
-    The time is waited for in pieces: one in which this whole process was held up counts as one.
-    """
-    pieces = iter(range(1, PIECES))
-
-    def count() -> None:
-        if next(pieces, None) is None:
-            raise TimeoutError(f"no answer within {seconds:g} s")
-
-    return watched(call, count, seconds / PIECES)()
-
-
-def watched(
-    call: Callable[[], Value], look: Callable[[], None], pause: float | None = None
-) -> Callable[[], Value]:
-    """Wait for a call; return what returns its value, or raises its error.
-
-    look: called after each pause (default: LOOK_SECONDS) without an answer; once it raises, the call is
-    forgotten.
-    """
-    answers: queue.SimpleQueue[Callable[[], Value]] = queue.SimpleQueue()
-    _in_thread(call, answers)
-    while True:
-        try:
-            return answers.get(timeout=LOOK_SECONDS if pause is None else pause)
-        except queue.Empty:
-            look()
-
-
-def _in_thread(call: Callable[[], Value], answers: "queue.SimpleQueue[Callable[[], Value]]") -> None:
-    def answer() -> None:
-        try:
-            value = call()
-        except BaseException as error:  # it is raised where the answer is waited for
-            answers.put(_raising(error))
-        else:
-            answers.put(lambda: value)
-
-    threading.Thread(target=answer, name=THREAD_NAME, daemon=True).start()
-
-
-def _raising(error: BaseException) -> Callable[[], Any]:
-    def fail() -> Any:
-        raise error
-
-    return fail
-
-
 def _reserves(hosts: Sequence[Host]) -> list[StorePlace]:
     return [StorePlace(host.address, host.reserve) for host in hosts]
 
@@ -691,20 +679,15 @@ def _start(told: Any) -> tuple[Past, list[StorePlace]]:
     return part_of(Past, told["start"], "start"), [_place(place) for place in told["reserves"]]
 
 
+def _agents(told: Any) -> set[str]:
+    return {part for part in told if isinstance(part, str)}
+
+
 def _place(told: Any) -> StorePlace:
     match told:
         case [str(address), int(port)] if 0 <= port < 1 << 16:
             return StorePlace(address, port)
     raise ValueError(f"{told!r:.80} is no place of a store")
-
-
-def has_calls_out() -> bool:
-    """Return whether any thread of this process may be in a call to a store.
-
-    A call that returns while the interpreter ends aborts the process, and nobody can make it return before.
-    """
-    names = (thread.name for thread in threading.enumerate())
-    return any(name.startswith((THREAD_NAME, HEARTBEATS_NAME)) for name in names)
 
 
 def is_closed(place: StorePlace) -> bool:

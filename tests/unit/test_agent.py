@@ -26,7 +26,7 @@ from jitckpt.agent.worker_processes import WorkerProcesses
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
-from jitckpt.hosts import stores
+from jitckpt.hosts import limited_calls
 from jitckpt.hosts.stores import Apart, StoreGone
 from jitckpt.ring import local_state
 from jitckpt.ring.recorder import Recorder
@@ -346,10 +346,10 @@ def test_at_the_jobs_end_nobody_waits_for_a_host_that_is_lost(
             if what == "store" and lost.is_set():
                 raise StoreGone("it does not answer")
 
-        stores.watched(call, look)()
+        limited_calls.watched(call, look)()
 
     never = threading.Event()
-    monkeypatch.setattr(stores, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(limited_calls, "LOOK_SECONDS", 0.01)
     monkeypatch.setattr(SimpleElasticAgent, "_exit_barrier", barrier)
     agent = Agent.__new__(Agent)
     hosts: Any = SimpleNamespace(lost=set(), name=str)

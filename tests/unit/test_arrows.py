@@ -114,6 +114,9 @@ PRIVATE_NAMES = {
     f"{RENDEZVOUS}._BackendRendezvousStateHolder": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._NodeDesc": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._RendezvousState": "hosts/rendezvous_state.py",
+    f"{RENDEZVOUS}._Action": "hosts/giving_way.py",
+    f"{RENDEZVOUS}._DistributedRendezvousOpExecutor": "hosts/giving_way.py",
+    f"{RENDEZVOUS}._should_keep_alive": "hosts/giving_way.py",
 }
 
 

@@ -25,9 +25,10 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.decisions.quorum import missing
 from jitckpt.errors import HostsError, NotNeeded
-from jitckpt.hosts import connections, stores
+from jitckpt.hosts import connections, limited_calls, stores
 from jitckpt.hosts.connections import Hosts
-from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, StoreGone, StorePlace, is_closed, within
+from jitckpt.hosts.limited_calls import within
+from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, StoreGone, StorePlace, is_closed
 from jitckpt.wire.hosts import STORE, Host, Past
 
 HERE = "127.0.0.1"
@@ -414,7 +415,7 @@ def test_no_call_to_a_store_that_never_answers_is_waited_for() -> None:
 ENDING = """
 import sys, threading, time, types
 from datetime import timedelta
-from jitckpt.hosts import stores
+from jitckpt.hosts import limited_calls
 from jitckpt.cli import run
 from torch.distributed import TCPStore
 
@@ -437,7 +438,7 @@ class Late:
 late = sys.modules["late"] = types.ModuleType("late")
 late.object = Late()
 del late, store
-stores._in_thread(call, stores.queue.SimpleQueue())
+limited_calls._in_thread(call, limited_calls.queue.SimpleQueue())
 calling.wait()
 print("ends")
 if sys.argv[1] == "run":
@@ -466,7 +467,7 @@ def test_a_call_that_ends_in_time_says_what_came_of_it() -> None:
 
 
 def test_a_call_is_forgotten_once_it_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stores, "LOOK_SECONDS", 0.01)
+    monkeypatch.setattr(limited_calls, "LOOK_SECONDS", 0.01)
     looked = []
 
     def look() -> None:
@@ -476,12 +477,12 @@ def test_a_call_is_forgotten_once_it_is_given_up(monkeypatch: pytest.MonkeyPatch
 
     never = threading.Event()
     with pytest.raises(StoreGone):
-        stores.watched(never.wait, look)
+        limited_calls.watched(never.wait, look)
     never.set()
     assert len(looked) == 3
-    assert stores.watched(lambda: 7, look)() == 7
+    assert limited_calls.watched(lambda: 7, look)() == 7
     with pytest.raises(KeyError):
-        stores.watched(lambda: dict[str, int]()["x"], look)()
+        limited_calls.watched(lambda: dict[str, int]()["x"], look)()
 
 
 def test_only_who_is_refused_is_closed(free_port: int) -> None:
@@ -507,6 +508,54 @@ def test_who_waits_is_seen_although_all_that_run_were_taken_for_dead(threads: Th
     assert running[0].waiting() == {str(late.inner._this_node)}
     assert running[0].shutdown()
     with pytest.raises(RendezvousClosedError):
+        waiting.result(60)
+
+
+def test_those_that_stand_by_wait_for_all_that_are_left(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    """They are as many as there are places, and come first."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, *new = (agent(store.port, 3) for _ in range(5))
+    lasts = last_start([first, second], threads)
+    standing = [threads.submit(one.next_rendezvous) for one in new]
+
+    def state() -> Any:
+        return new[0].inner._state_holder.state
+
+    until(lambda: len(state().wait_list) == 3)
+    left = []
+    for one, met in zip((first, second), lasts, strict=True):
+        one.failed(met, [], silent_are_dead=False)
+        left.append(threads.submit(one.next_rendezvous))
+        if one is first:
+            until(lambda: len(state().participants) == 1)
+            time.sleep(3)
+            assert len(state().participants) == 1, "the second is left, too"
+    done = wait(standing, 60, FIRST_COMPLETED).done
+    assert len(done) == 1
+    meet(*left, *done)
+    # The others stand by again, and one that ends, for whatever reason, ends nobody's job.
+    until(lambda: len(state().redundancy_list) == 2)
+    one, other = (one for one, waiting in zip(new, standing, strict=True) if not waiting.done())
+    assert not one.shutdown()
+    assert not first.is_closed()
+    assert first.shutdown()
+    with pytest.raises(NotNeeded):
+        standing[new.index(other)].result(60)
+
+
+def test_a_spare_has_no_part_in_the_first_start(threads: ThreadPoolExecutor) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, spare = (agent(store.port, 2) for _ in range(3))
+    spare._is_spare = True
+    waiting = threads.submit(spare.next_rendezvous)
+    until(lambda: spare.inner._state_holder.state.wait_list)
+    meet(*(threads.submit(one.next_rendezvous) for one in (first, second)))
+    until(lambda: spare.inner._state_holder.state.redundancy_list)
+    assert not waiting.done()
+    assert first.shutdown()
+    with pytest.raises(NotNeeded):
         waiting.result(60)
 
 

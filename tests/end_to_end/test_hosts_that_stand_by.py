@@ -1,0 +1,61 @@
+"""Hosts that stand by at a store of the hosts' own: they wait for those that have the job's state."""
+
+import sys
+from collections.abc import Iterator
+
+import pytest
+from gpt import TRAINING, digests
+from launcher import Launcher, until_told
+from namespaces import Namespaces, namespaces
+from test_hosts import PAUSING, Job, await_line
+
+# `jitckpt` on a host that is slow: it has left the last meeting, and comes to the next one when those that
+# stand by have long seen that there is one.
+SLOW = """
+import sys, time
+from torch.distributed.elastic.rendezvous import dynamic_rendezvous
+from jitckpt import cli
+
+join = dynamic_rendezvous._RendezvousJoinOp.__call__
+slept = []
+
+def late(self, context, deadline):
+    if context.state.round == 1 and not context.state.complete and not slept:
+        slept.append(1)
+        time.sleep(8)
+    return join(self, context, deadline)
+
+dynamic_rendezvous._RendezvousJoinOp.__call__ = late
+sys.exit(cli.main())
+"""
+QUICK = ["--host-timeout", "5", "--rdzv-conf", "keep_alive_interval=1"]
+
+
+@pytest.fixture(scope="module")
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(4) as found:
+        yield found
+
+
+@pytest.fixture
+def job(launcher: Launcher, hosts: Namespaces) -> Job:
+    return Job(launcher, hosts)
+
+
+def test_two_that_stand_by_wait_for_the_one_that_is_left(job: Job, undisturbed: list[str]) -> None:
+    """They are two, as many as the job needs, and come to the next meeting before it."""
+    command = [*QUICK, job.launcher.script(PAUSING), *TRAINING]
+    slow = [sys.executable, job.launcher.script(SLOW, "slow.py")]
+    agents = [job.start(0, *command, jitckpt=slow), job.start(1, *command)]
+    await_line(agents[0], "pauses\n")
+    spares = [job.start(host, *command) for host in (2, 3)]
+    told = [until_told(spare, "this host stands by: it takes the place") for spare in spares]
+    job.kill(1)
+    (job.launcher.directory / "go").touch()
+    agents[1].communicate()
+    ends = [job.launcher.finish(agent) for agent in (agents[0], *spares)]
+    said = "".join(told) + "\n=====\n".join(end.err for end in ends)
+    assert [end.status for end in ends] == [0, 0, 0], said
+    assert digests("".join(end.out for end in ends)) == undisturbed
+    assert said.count("this host stood by and was not needed") == 1
+    assert "The job succeeded after 1 restart." in said
