@@ -13,7 +13,7 @@ from gpt import TRAINING, digests
 from launcher import JITCKPT, Launcher
 from namespaces import namespaces
 from slurm_cluster import Slurm, slurm
-from test_health import FALLS_ILL, FAULT
+from test_health import FAULT
 from test_hosts import OPTIONS, PAUSING, THREADS
 
 from jitckpt.events import read_events
@@ -21,7 +21,20 @@ from jitckpt.events import read_events
 EXAMPLES = Path(__file__).parents[2] / "examples" / "slurm"
 DRAIN = 'scontrol update NodeName="$1" State=DRAIN Reason="$2"'
 SRUN = ["srun", "--nodes", "2", "--ntasks-per-node", "1", "--kill-on-bad-exit=0"]
-
+# Tells which node has rank 1, never the first one: of three nodes those train that come first.
+SECOND = """
+import os, pathlib
+if (os.environ["RANK"], os.environ["JITCKPT_RESTART"]) == ("1", "0"):
+    pathlib.Path("second").write_text(os.environ["SLURMD_NODENAME"])
+"""
+# In its first start that node falls ill.
+FALLS_ILL = f"""{SECOND}
+    os.symlink("second", "ill")
+import runpy, sys
+sys.path.insert(0, os.path.dirname(sys.argv[1]))
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 
 ENDED = ("COMPLETED", "FAILED", "NODE_FAIL", "CANCELLED", "TIMEOUT", "PREEMPTED")
 
@@ -81,6 +94,11 @@ def said(launcher: Launcher) -> str:
     return path.read_text() if path.exists() else ""
 
 
+def second(launcher: Launcher) -> str:
+    """Return which node has rank 1."""
+    return (launcher.directory / "second").read_text()
+
+
 def went_on_from(told: str) -> int:
     """Return from which step a job that was queued again went on."""
     found = re.search(r"goes on from step (\d+), saved at", told)
@@ -113,9 +131,9 @@ def test_a_preempted_job_is_queued_again_and_goes_on(
 def test_a_lost_node_is_replaced_by_the_one_that_stands_by(
     cluster: Slurm, launcher: Launcher, undisturbed: list[str]
 ) -> None:
-    number = submit(cluster, launcher, launcher.script(PAUSING))
+    number = submit(cluster, launcher, launcher.script(SECOND + PAUSING))
     launcher.wait_until(lambda: "pauses" in said(launcher))
-    cluster.lose_node(1)
+    cluster.lose_node(int(second(launcher).removeprefix("n")))
     finish(cluster, launcher, number)
     assert digests(said(launcher)) == undisturbed
     assert "Slurm will end" not in said(launcher), "the example has all that is needed"
@@ -125,9 +143,9 @@ def test_a_lost_node_is_replaced_by_the_one_that_stands_by(
 def test_a_node_that_is_set_down_is_replaced_by_the_one_that_stands_by(
     cluster: Slurm, launcher: Launcher, undisturbed: list[str]
 ) -> None:
-    number = submit(cluster, launcher, launcher.script(PAUSING))
+    number = submit(cluster, launcher, launcher.script(SECOND + PAUSING))
     launcher.wait_until(lambda: "pauses" in said(launcher))
-    cluster.ask("scontrol", "update", "NodeName=n1", "State=DOWN", "Reason=test")
+    cluster.ask("scontrol", "update", f"NodeName={second(launcher)}", "State=DOWN", "Reason=test")
     finish(cluster, launcher, number)
     assert digests(said(launcher)) == undisturbed
     assert "The job succeeded after 1 restart." in said(launcher)
@@ -138,24 +156,29 @@ def test_a_node_whose_check_fails_is_replaced_and_drained(
 ) -> None:
     check = [
         "--health-check",
-        'test "$SLURMD_NODENAME" != n1 || test ! -e ill || { echo it smells; exit 7; }',
+        'test "$(cat ill 2> /dev/null)" != "$SLURMD_NODENAME" || { echo it smells; exit 7; }',
     ]
     run = [*JITCKPT, "run", "--slurm", "--nnodes", "2", *OPTIONS, *FAULT, *check, "--report-host", DRAIN]
     run += [launcher.script(FALLS_ILL), *TRAINING]
     step = launcher.start(*under(cluster), *SRUN, "--nodes", "3", *run)
-    launcher.wait_until(lambda: "DRAIN" in cluster.ask("scontrol", "-o", "show", "node", "n1"))
+    launcher.wait_until((launcher.directory / "ill").exists)
+    ill = second(launcher)
+    launcher.wait_until(lambda: "DRAIN" in cluster.ask("scontrol", "-o", "show", "node", ill))
     (launcher.directory / "ill").unlink()  # it comes again, to stand by, and ends with the others
     ended = launcher.finish(step)
     assert ended.status == 0, ended.err
     assert digests(ended.out) == undisturbed
-    assert "ended with status 7: it smells" in cluster.ask("scontrol", "-o", "show", "node", "n1")
-    assert "DRAIN" not in cluster.ask("scontrol", "-o", "show", "node", "n[0,2-3]")
+    assert "ended with status 7: it smells" in cluster.ask("scontrol", "-o", "show", "node", ill)
+    others = [node for node in ("n0", "n1", "n2", "n3") if node != ill]
+    assert "DRAIN" not in cluster.ask("scontrol", "-o", "show", "node", ",".join(others))
 
 
 def test_a_job_that_loses_its_first_node_is_queued_again_and_goes_on(
     cluster: Slurm, launcher: Launcher, undisturbed: list[str]
 ) -> None:
-    number = submit(cluster, launcher, launcher.script(PAUSING), "--rdzv-conf", "join_timeout=60")
+    # With a node that stands by, the first one could be that.
+    conf = ["--rdzv-conf", "join_timeout=60"]
+    number = submit(cluster, launcher, launcher.script(PAUSING), *conf, nodes=2, standby=0)
     launcher.wait_until(lambda: "pauses" in said(launcher))
     cluster.lose_node(0)
     finish(cluster, launcher, number)
