@@ -54,7 +54,14 @@ class HostUnfit(JitckptError):
 
 
 class NotNeeded(JitckptError):
-    """A host stood by, and the job has ended without it."""
+    """A host stood by, and the job goes on or has ended without it."""
+
+
+class JobEnded(NotNeeded):
+    """A host stood by, and the others have ended, as far as can be seen where they meet."""
+
+    def __init__(self) -> None:
+        super().__init__("The job has ended; this host stood by and was not needed.")
 
 
 class JobSuspended(JitckptError):

@@ -128,6 +128,7 @@ def _coordinated(settings: Settings, config: launcher.LaunchConfig) -> Iterator[
         secret=settings.secret,
         silent_hosts_are_dead=settings.silent_hosts_are_dead,
         max_standby=settings.max_standby,
+        is_spare=settings.is_spare,
         resumes=settings.from_snapshot,
     )
     rendezvous_handler_registry.register(config.rdzv_backend, lambda _: handler)

@@ -41,7 +41,7 @@ from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
 from jitckpt.decisions.suspects import Suspects
-from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.errors import HostsError, JobEnded
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, rendezvous, visiting
 from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
@@ -49,7 +49,6 @@ from jitckpt.hosts.limited_calls import within
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
-from jitckpt.hosts.stores import NOT_NEEDED
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
@@ -149,7 +148,7 @@ class _Waiting:
                 )
             return self._taken.result(), self._links
         except (RuntimeError, OSError) as error:  # the store is gone
-            raise NotNeeded(NOT_NEEDED) from error
+            raise JobEnded from error
         finally:
             server.close()
 

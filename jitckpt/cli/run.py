@@ -46,7 +46,16 @@ from jitckpt.decisions.redundancy import groups
 from jitckpt.decisions.suspects import visible_devices
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device, device_environment
 from jitckpt.doctor import moved_process
-from jitckpt.errors import HostsError, HostsMissing, HostUnfit, JobSuspended, NoProgress, NotNeeded, SaveError
+from jitckpt.errors import (
+    HostsError,
+    HostsMissing,
+    HostUnfit,
+    JobEnded,
+    JobSuspended,
+    NoProgress,
+    NotNeeded,
+    SaveError,
+)
 from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     CLOCK_KINDS,
@@ -215,7 +224,10 @@ def _still_wanted(step: slurm.SlurmStep | None) -> Callable[[], None]:
 
 @contextmanager
 def _spared(step: slurm.SlurmStep | None) -> Iterator[list[str]]:
-    """Have this host end with the training for which it stands by; yield why it was, once it was."""
+    """Have this host end with the training for which it stands by; yield why it was, once it was.
+
+    Raises NotNeeded or HostsMissing where its agents have ended: another run of it may need this host.
+    """
     over: list[str] = []
     if step is None:
         yield over
@@ -227,7 +239,11 @@ def _spared(step: slurm.SlurmStep | None) -> Iterator[list[str]]:
         os.kill(os.getpid(), signal.SIGTERM)
 
     with slurm_spares.until_over(step, end):
-        yield over
+        try:
+            yield over
+        except JobEnded as ended:
+            say(str(ended))
+            slurm_spares.wait_for_end(step)
 
 
 def _say_conflicts(args: argparse.Namespace) -> None:
@@ -373,6 +389,8 @@ def _launch(
         return SAVED
     except NotNeeded as error:
         outcome = "ended without this host"
+        if settings.is_spare and isinstance(error, JobEnded):
+            raise
         say(str(error))
         return 0
     except SignalException as interruption:
@@ -663,10 +681,6 @@ def _make_slurm(args: argparse.Namespace) -> None:
     if args.spare_for is not None:
         if hosts == 1:
             raise ValueError("--spare-for needs --nnodes N, as in the job for which this host stands by")
-        if args.coordination is None:  # at a store of their own they may meet before those that are left
-            raise ValueError(
-                "--spare-for needs --coordination, the same as in the job for which this host is"
-            )
         args.spared = slurm_spares.step_of_training(args.spare_for, hosts)
         step = replace(args.spared, gpus=step.gpus)
     if hosts > step.nodes:

@@ -230,8 +230,8 @@ def _add_clusters(options: argparse._ActionsContainer) -> None:
         "--spare-for",
         type=_job,
         metavar="JOB",
-        help="with --slurm and --coordination, in another job than the training, such as one of a job array: "
-        "stand by for that job, --nnodes as there; ends with 0 when it has ended, with 76 when it is not "
+        help="with --slurm, in another job than the training, such as one of a job array: stand by for that "
+        "job, --nnodes and --coordination as there; ends with 0 when it has ended, with 76 when it is not "
         "running now",
     )
     options.add_argument(

@@ -19,6 +19,7 @@ ENDED = {
 }
 # fmt: on
 STEP_SECONDS = 60.0  # that the training's step may begin after its job
+END_SECONDS = 30.0  # that the training's job may end after its agents
 LOOK_SECONDS = 10.0  # between two looks whether the training is still there
 
 
@@ -55,6 +56,18 @@ def check_wanted(step: SlurmStep) -> None:
         return
     if run != step.run:
         raise HostsMissing(f"Job {step.job} has been started anew by Slurm.")
+
+
+def wait_for_end(step: SlurmStep) -> None:
+    """Wait until Slurm says what has become of the training's job, whose agents have ended.
+
+    Raises NotNeeded where it has ended, HostsMissing where it may run again, as far as is known.
+    """
+    until = time.monotonic() + END_SECONDS
+    while time.monotonic() < until:
+        check_wanted(step)
+        time.sleep(1)
+    raise HostsMissing(f"The agents of job {step.job} have ended, and it runs on.")
 
 
 @contextmanager

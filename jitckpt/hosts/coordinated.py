@@ -27,19 +27,20 @@ from torch.distributed.elastic.rendezvous import (
 
 from jitckpt.console import say
 from jitckpt.decisions.meeting import AgreedStart, Member, next_start, stands_by
-from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.errors import HostsError, JobEnded, NotNeeded
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries, LeaseLost
 from jitckpt.hosts.job_store import JobStore
 from jitckpt.hosts.rendezvous import SAME, agree
 from jitckpt.hosts.signed import ForeignError, Signature
-from jitckpt.hosts.stores import NOT_NEEDED, Apart, StoreGone, too_many
+from jitckpt.hosts.stores import Apart, StoreGone, too_many
 from jitckpt.wire.hosts import Host, Past
 
 LEAST_LEASE = 2.0  # seconds
 KEPT = 3  # how often within its time a lease is kept alive
 LOOK_SECONDS = 1.0
 STANDS_BY = "this host stands by: it takes the place of one that is lost."
+COMES_LATER = "this host waits for the job's first start, in which it has no part."
 UNWELL_SECONDS = 150.0  # that a host's word on its health lasts: a check, and the pause until the next
 
 Value = TypeVar("Value")
@@ -64,10 +65,12 @@ class CoordinatedRendezvous(RendezvousHandler):
         secret: bytes | None = None,
         silent_hosts_are_dead: bool = False,
         max_standby: int | None = None,
+        is_spare: bool = False,
         resumes: bool = False,
     ) -> None:
         """timeout: seconds for the hosts to come together. silence: seconds after which one is lost.
 
+        is_spare: it has no part in the first start.
         resumes: this agent goes on with a suspended job, whose agents of before may just be ending.
         """
         self.agent = secrets.token_hex(8)
@@ -88,7 +91,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._lost: frozenset[str] = frozenset()  # agents of the last start that are seen no more here
         self._joined = 0  # the revision at which this agent came
         self._resumes, self._came_after = resumes, 0  # the start that was the newest then
-        self._stands_by, self._max_standby = False, max_standby
+        self._stands_by, self._max_standby, self._is_spare = False, max_standby, is_spare
         self._lease = 0
         self._lock = threading.Lock()  # of the lease
         self._closing = threading.Event()
@@ -209,11 +212,8 @@ class CoordinatedRendezvous(RendezvousHandler):
         joined = False
         while True:
             try:
-                if not joined:
-                    self._say_over()
-                    self._join()
-                    joined = True
-                info, why = self._look_for_start()
+                joined = joined or self._come()
+                info, why = self._look_for_start() if joined else (None, COMES_LATER)
                 what = why
                 if info is not None:
                     return info
@@ -232,11 +232,20 @@ class CoordinatedRendezvous(RendezvousHandler):
             elif time.monotonic() > deadline:
                 raise RendezvousTimeoutError(why)
 
+    def _come(self) -> bool:
+        """Join the job's agents; return False where a spare does not yet."""
+        if self._is_spare and self._last(self._service.get(self._prefix + "meeting/")) is None:
+            time.sleep(LOOK_SECONDS)
+            return False
+        self._say_over()
+        self._join()
+        return True
+
     def _look_for_start(self) -> tuple[RendezvousInfo | None, str]:
         """Return the next start, once it is there; else wait a little, and return what is to be told."""
         found = self._service.get(self._prefix + "meeting/")
         if self._is_closed(found):
-            raise NotNeeded(NOT_NEEDED)
+            raise JobEnded
         last, over = self._last(found), self._read(found, "over")
         members = self._members(found)
         if self._key(f"members/{self.agent}") not in found.entries:

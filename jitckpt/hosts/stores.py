@@ -41,7 +41,7 @@ from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.console import say
 from jitckpt.decisions.quorum import may_go_on
-from jitckpt.errors import HostsError, HostsMissing, JitckptError, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, JitckptError, JobEnded, NotNeeded
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.giving_way import give_way
 from jitckpt.hosts.limited_calls import LOOK_SECONDS, THREAD_NAME, Value, watched, within
@@ -69,7 +69,6 @@ DEAD_SECONDS = (
     60.0  # that a host waits for new ones where too few are left and the others are known to be dead
 )
 TAKES_A_PLACE = "it takes the place of one that is lost, when the others meet again"
-NOT_NEEDED = "The job has ended; this host stood by and was not needed."
 
 
 def too_many(most: int) -> str:
@@ -336,11 +335,11 @@ class LastingRendezvous(RendezvousHandler):
             except StoreGone:
                 self._leave()
             except RendezvousGracefulExitError as error:
-                raise NotNeeded(NOT_NEEDED) from error
+                raise JobEnded from error
             except RendezvousClosedError as error:
                 came_too_late = self._start is None and self._heard is not None
                 if self._waits or came_too_late:
-                    raise NotNeeded(NOT_NEEDED) from error
+                    raise JobEnded from error
                 raise
             except RendezvousTimeoutError:
                 is_there = self.inner._state_holder.state.complete or self._lives()
@@ -549,7 +548,7 @@ class LastingRendezvous(RendezvousHandler):
             except StoreGone:  # it may have a note
                 is_here = False
         elif last is None and self._reserves and all(map(is_closed, self._reserves)):
-            raise NotNeeded(NOT_NEEDED)
+            raise JobEnded
         if is_here and (last is None or last.may_go_on or not self.has_store):
             return self._place  # where these are too few they are told so when they meet
         if self._moved not in (None, self._place) and self._is_job_at(self._moved):

@@ -202,10 +202,9 @@ class Spared:
         command = ["--array=1-2", f"--dependency=after:{self.training}", "--output", "spare-%a.txt"]
         command += [str(EXAMPLES / "spares.sbatch"), script, *TRAINING]
         variables = {"TRAINING": self.training, "NODES": "2"}
-        # Before the first start they would be taken into it.
-        self.launcher.wait_until(lambda: "pauses" in said(self.launcher))
         self.array = batch(self.cluster, self.launcher, command, *self.more, **variables)
         self.launcher.wait_until(lambda: all("this host stands by" in one for one in self.told()))
+        self.launcher.wait_until(lambda: "pauses" in said(self.launcher))
 
     def told(self) -> list[str]:
         """Return what each of those that stand by has said."""
@@ -221,8 +220,14 @@ class Spared:
         return [one["JobState"] for one in fields if "ArrayTaskId" in one]
 
 
-@pytest.fixture
-def spared(cluster: Slurm, launcher: Launcher, tmp_path: Path) -> Iterator[Spared]:
+@pytest.fixture(params=["store", "etcd"])
+def spared(
+    request: pytest.FixtureRequest, cluster: Slurm, launcher: Launcher, tmp_path: Path
+) -> Iterator[Spared]:
+    """They meet at a store of their own, or at etcd."""
+    if request.param == "store":
+        yield Spared(cluster, launcher, ["--host-timeout", "10"])
+        return
     with etcd(tmp_path, 1, addresses=["10.79.0.1"], on=[cluster.hosts.on(0)]) as found:
         more = ["--coordination", found.url, "--host-timeout", "10", "--checkpoint-dir", "ckpt"]
         yield Spared(cluster, launcher, more)
@@ -242,13 +247,13 @@ def test_a_lost_node_is_replaced_by_one_of_a_job_array(spared: Spared, undisturb
 
 
 def test_who_stands_by_for_a_job_that_is_cancelled_ends_with_it(spared: Spared) -> None:
-    """Its agents are ended, so nobody says at etcd that the job is done."""
+    """Its agents are ended, so nobody says where they meet that the job is done."""
     spared.start()
     spared.cluster.ask("scancel", spared.training)
     spared.launcher.wait_until(lambda: spared.states() == ["COMPLETED"] * 2)
     assert spared.cluster.job(spared.training)["JobState"] == "CANCELLED", "nobody has queued it again"
     assert spared.cluster.job(spared.training)["Restarts"] == "0"
-    assert all("has ended (CANCELLED)" in one for one in spared.told())
+    assert all("has ended (CANCELLED)" in one for one in spared.told()), spared.told()
 
 
 def test_a_cluster_that_would_end_the_healthy_ranks_is_told_of(

@@ -201,6 +201,18 @@ def test_who_stands_by_hears_that_the_job_has_ended(agents: Agents) -> None:
     assert again[0].start.number == 2
 
 
+def test_a_spare_has_no_part_in_the_first_start(agents: Agents) -> None:
+    spare, a, b = agents.make(is_spare=True), agents.make(), agents.make()
+    (waits,) = agents.begin(spare)
+    time.sleep(1)
+    agents.meet(a, b)
+    agents.until_there(3)
+    assert not waits.done()
+    assert a.shutdown()
+    with pytest.raises(NotNeeded):
+        waits.result()
+
+
 def test_who_stands_by_does_so_for_as_long_as_the_job_is_there(
     agents: Agents, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -12,13 +12,15 @@ from jitckpt.clusters import slurm_spares
 from jitckpt.clusters.slurm import SlurmStep
 from jitckpt.errors import HostsError, HostsMissing, NotNeeded
 
-SCONTROL = """#!/bin/bash
+SCONTROL = r"""#!/bin/bash
 case "$*" in
     "-o show job 7")
         [[ $STATE != unknown ]] || { echo "slurm_load_jobs error: Invalid job id specified" >&2; exit 1; }
         [[ $STATE != silent ]] || { echo "Unable to contact slurm controller" >&2; exit 1; }
         echo "JobId=7 JobName=a b JobState=$STATE Reason=None Restarts=$RESTARTS NodeList=n[0-3]" ;;
     "-o show step 7") printf %s "$STEPS" ;;
+    "show hostnames n[0-2]") printf '%s\n' n0 n1 n2 ;;
+    "-o show node n0") echo "NodeName=n0 NodeAddr=10.79.0.1" ;;
     *) exit 1 ;;
 esac
 """
@@ -124,12 +126,40 @@ def test_it_meets_where_the_training_does_without_a_place(
     assert (args.rdzv_id, args.fixed_place, args.nproc_per_node) == ("slurm-7-2-1", None, "4")
 
 
+def test_without_a_coordination_service_it_meets_at_the_trainings_first_node(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    del training
+    for name, value in OWN.items():
+        monkeypatch.setenv(name, value)
+    args = run_parser().parse_args(["--slurm", "--spare-for", "7", "--nnodes", "3", "train.py"])
+    args.spared = None
+    run._make_slurm(args)
+    assert (args.rdzv_id, args.fixed_place) == ("slurm-7-2-1", None)
+    assert (args.rdzv_backend, args.rdzv_endpoint) == ("c10d", f"10.79.0.1:{STEP.port}")
+    assert args.rdzv_conf == "is_host=false"
+
+
+def test_where_the_agents_have_ended_slurm_says_whether_it_stands_by_again(
+    training: Training, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm_spares, "END_SECONDS", 0.1)
+    with pytest.raises(HostsMissing, match="The agents of job 7 have ended, and it runs on"):
+        slurm_spares.wait_for_end(STEP)
+    monkeypatch.setattr(slurm_spares, "END_SECONDS", 60.0)
+    threading.Timer(1, training.says, ["PENDING"]).start()
+    with pytest.raises(HostsMissing, match="Job 7 does not run now"):
+        slurm_spares.wait_for_end(STEP)
+    training.says("COMPLETED")
+    with pytest.raises(NotNeeded):
+        slurm_spares.wait_for_end(STEP)
+
+
 @pytest.mark.parametrize(
     ("options", "why"),
     [
         (["--spare-for", "7"], "--spare-for goes with --slurm"),
         (["--slurm", "--spare-for", "7"], "--spare-for needs --nnodes N"),
-        (["--slurm", "--spare-for", "7", "--nnodes", "3"], "--spare-for needs --coordination"),
         (["--slurm", "--spare-for", "7", "--nnodes", "3", "--coordination", "etcd://e"], "--checkpoint-dir"),
     ],
 )
