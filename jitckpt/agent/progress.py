@@ -9,7 +9,8 @@ import os
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 from jitckpt.console import say
@@ -27,16 +28,22 @@ class ProgressTeller(threading.Thread):
     """Writes DIR/progress-HOST.json for one start of a host's workers, until it is stopped."""
 
     def __init__(
-        self, rings: Mapping[int, int], log: EventLog, host: int, memories: Mapping[int, int] | None = None
+        self,
+        rings: Mapping[int, int],
+        log: EventLog,
+        host: int,
+        memories: Mapping[int, int] | None = None,
+        on_progress: Callable[[int, float | None, int], None] | None = None,
     ) -> None:
         """rings: the descriptors of the ranks' rings; memories: of their snapshots, with a memory tier.
 
-        Ours are copies, which nobody else closes.
+        Ours are copies, which nobody else closes. on_progress: called with the slowest rank's step, the
+        seconds that one takes, and the restarts so far; it may not wait for anybody.
         """
         super().__init__(name="jitckpt-progress", daemon=True)
         self._rings = {rank: os.dup(ring) for rank, ring in rings.items()}
         self._memories = {rank: os.dup(memory) for rank, memory in (memories or {}).items()}
-        self._log = log
+        self._log, self._on_progress = log, on_progress
         self._restart, self._start = log.restart, log.start
         self._name = f"progress-{host}.json"
         self._seen: deque[tuple[float, int]] = deque(maxlen=REMEMBERED)
@@ -49,6 +56,8 @@ class ProgressTeller(threading.Thread):
     def stop(self) -> None:
         """Let it end; nobody waits for what it still writes."""
         with self._reads:
+            with suppress(JitckptError, OSError):
+                self._look()  # what the ranks have come to since the last one
             self._stopped.set()
             for descriptor in (*self._rings.values(), *self._memories.values()):
                 os.close(descriptor)
@@ -65,11 +74,8 @@ class ProgressTeller(threading.Thread):
             with self._reads:
                 if self._stopped.is_set():
                     return
-                steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
+                steps = self._look()
                 states = {rank: _memory_state(memory) for rank, memory in self._memories.items()}
-            slowest = min(steps.values())
-            if not self._seen or slowest != self._seen[-1][1]:
-                self._seen.append((time.monotonic(), slowest))
             self._write(
                 directory,
                 {rank: step for rank, step in steps.items() if step},
@@ -79,6 +85,16 @@ class ProgressTeller(threading.Thread):
             if not self._said:
                 self._said = True
                 say(f"how far the ranks are can't be told in {directory / self._name}: {error}")
+
+    def _look(self) -> dict[int, int]:
+        """Return the step of each rank."""
+        steps = {rank: local_state.begun_step(ring) for rank, ring in self._rings.items()}
+        slowest = min(steps.values())
+        if not self._seen or slowest != self._seen[-1][1]:
+            self._seen.append((time.monotonic(), slowest))
+        if self._on_progress is not None and slowest:
+            self._on_progress(slowest, self._step_seconds(), self._restart)
+        return steps
 
     def _write(self, directory: Path, steps: Mapping[int, int], memory_states: Mapping[int, State]) -> None:
         told = {

@@ -54,4 +54,6 @@ class Settings:
     # Raises NotNeeded or HostsMissing where a host that stood by is no longer to be taken.
     still_wanted: Callable[[], None] = lambda: None
     command: SuspendedJob | None = None  # that called this launcher, for snapshots
+    # Called now and then on the first host with the ranks' step, the seconds of one, and the restarts so far.
+    on_progress: Callable[[int, float | None, int], None] | None = None
     wait: float | None = None  # for missing hosts, before the job goes on with fewer; None: it never does

@@ -273,7 +273,8 @@ class WorkerProcesses(PContext):
             self._taking_in.start()
         host = 0 if self._hosts is None else self._hosts.index
         rings = {worker.rank: worker.ring_fd for worker in workers}
-        self._progress = ProgressTeller(rings, self._log, host, self._memories)
+        on_progress = self._settings.on_progress if host == 0 else None
+        self._progress = ProgressTeller(rings, self._log, host, self._memories, on_progress)
         self._progress.start()
         if self._copier is not None:
             self._copier.start()

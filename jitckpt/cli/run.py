@@ -35,7 +35,7 @@ from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.exec import DEFAULT_DEVICES
 from jitckpt.cli.run_options import DEFAULT_HANG_TIMEOUT, DEFAULT_WAIT, HANG_FLOOR, run_parser
-from jitckpt.clusters import kubernetes, slurm, slurm_spares
+from jitckpt.clusters import kubeflow, kubernetes, slurm, slurm_spares
 from jitckpt.console import said_aside, say
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
@@ -202,7 +202,9 @@ def _run(arguments: list[str]) -> int:
             command, command_arguments = sys.executable, ["-u", "-c", RUN_PATH, *command_arguments]
         _say_conflicts(args)
         told = {**_told_to_ranks(args, kind, config), **fault_folder}
+        reporter = _reporter(args)
         settings = _settings(args, kind, config, arguments, told=told, run=run, temporary=temporary)
+        settings = replace(settings, on_progress=None if reporter is None else reporter.note)
         log = EventLog(args.checkpoint_dir, aside=True)
         with (
             served("metrics", args.metrics, lambda: log.directory),
@@ -211,11 +213,19 @@ def _run(arguments: list[str]) -> int:
             _spared(args.spared) as over,
         ):
             status = _launch(settings, log, config, command, command_arguments)
+        if reporter is not None:
+            reporter.finish(succeeded=any(event.get("outcome") == "succeeded" for event in log.events))
         if status == 1 and over:  # another run of the job may need it
             status = HOSTS_MISSING
         if status == 0 and temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
     return status
+
+
+def _reporter(args: argparse.Namespace) -> kubeflow.KubeflowReporter | None:
+    """Return who tells Kubeflow how far the training is, if that is wanted and it has said where."""
+    server = kubeflow.server_of(os.environ)
+    return kubeflow.KubeflowReporter(server, args.total_steps, say) if server and args.total_steps else None
 
 
 def _still_wanted(step: slurm.SlurmStep | None) -> Callable[[], None]:

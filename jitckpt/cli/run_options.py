@@ -395,6 +395,13 @@ def _add_views(options: argparse._ActionsContainer) -> None:
         help="serve a live view of the job there, as `jitckpt watch --page` does (default host 127.0.0.1; "
         "elsewhere a token is needed; needs jitckpt[page])",
     )
+    options.add_argument(
+        "--total-steps",
+        type=_steps,
+        metavar="N",
+        help="how many optimizer steps the training makes in all: in a TrainJob whose Kubeflow Trainer keeps "
+        "its progress, it is told there what part of them is done (default: nothing is told)",
+    )
 
 
 def _add_moves(options: argparse._ActionsContainer) -> None:

@@ -1,16 +1,15 @@
 """The five calls, on a real etcd."""
 
 import os
-import shutil
 import signal
 import socket
-import subprocess
 import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from certificates import certificates
 from etcd_cluster import Cluster, etcd, kept_ports
 
 from jitckpt.hosts.coordination import CoordinationError, LeaseLost
@@ -126,22 +125,6 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
             assert service.put_if({"a": b"b"}, {}) is not None
             service._token = "ended"
             assert service.get("a").entries["a"].value == b"b"
-
-
-def certificates(folder: Path) -> Path:
-    """Make an authority, and what it has signed for this machine; return the folder."""
-    if shutil.which("openssl") is None:
-        pytest.skip("there is no openssl")
-    new = "openssl req -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes"
-    sign = "openssl x509 -req -in own.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 2 -out own.crt"
-    (folder / "names").write_text("subjectAltName=IP:127.0.0.1\nextendedKeyUsage=serverAuth,clientAuth\n")
-    for command in (
-        f"{new} -x509 -days 2 -subj /CN=authority -keyout ca.key -out ca.crt",
-        f"{new} -subj /CN=own -keyout own.key -out own.csr",
-        f"{sign} -extfile names",
-    ):
-        subprocess.run(command.split(), cwd=folder, check=True, capture_output=True)
-    return folder
 
 
 def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
