@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from typing import Any
 
 from torch.distributed import DistError
 from torch.distributed.launcher.api import LaunchConfig
@@ -102,6 +103,20 @@ def places(wishes: Sequence[int | None], most: int = 0) -> list[int]:
         )
     free = iter(sorted(set(range(len(wishes))) - set(wished)))
     return [next(free) if wish is None else wish for wish in wishes]
+
+
+def wishes_of(told: Sequence[object], most: int) -> list[Any]:
+    """Return which place each host wishes: that which its user wants, else its last one, if that is free.
+
+    told: both, of each host; None where there is none. most: so many hosts there are when none is missing.
+    """
+    pairs = [one if isinstance(one, list) and len(one) == 2 else [one, None] for one in told]
+    wishes = [wanted for wanted, _ in pairs]
+    if len(pairs) == most:
+        for number, (wanted, before) in enumerate(pairs):
+            if wanted is None and before in range(most) and before not in wishes:
+                wishes[number] = before
+    return wishes
 
 
 def join_timeout(config: LaunchConfig) -> float:

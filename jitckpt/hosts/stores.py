@@ -55,6 +55,7 @@ from jitckpt.hosts.rendezvous import (
     is_own_address,
     join_timeout,
     places,
+    wishes_of,
 )
 from jitckpt.hosts.rendezvous_state import with_signature
 from jitckpt.hosts.signed import ForeignError, Signature, Store
@@ -347,15 +348,16 @@ class LastingRendezvous(RendezvousHandler):
                     raise  # else the job is there, and takes it in when it may
 
     def _in_place(self, info: RendezvousInfo) -> RendezvousInfo:
-        """Put this host where its user wants it; torch sorts hosts by their addresses."""
-        key = "jitckpt/fixed-place"
+        """Put this host where its user wants it, else where it was; torch sorts hosts by their addresses."""
+        key, last, most = "jitckpt/fixed-place", self._last, self._config.max_nodes
         store: Any = info.store
-        self.signature.put(store, f"{key}/{info.rank}", self._fixed_place)
+        before = last.start.place if last is not None and last.start.hosts == most else None
+        self.signature.put(store, f"{key}/{info.rank}", [self._fixed_place, before])
         try:
-            wishes = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
+            told = [self.signature.take(store, f"{key}/{rank}") for rank in range(info.world_size)]
         except ForeignError as error:
             raise HostsError(f"Which host has which place can't be read: {error}. {SAME}") from error
-        rank = places(wishes, self._config.max_nodes)[info.rank]
+        rank = places(wishes_of(told, most), most)[info.rank]
         bootstrap: Any = info.bootstrap_store_info
         return RendezvousInfo(info.store, rank, info.world_size, bootstrap)
 

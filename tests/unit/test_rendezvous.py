@@ -118,6 +118,23 @@ def test_of_fewer_hosts_each_keeps_its_turn(most: int, data: st.DataObject) -> N
     assert rendezvous.places(order, most) == [here.index(wish) for wish in order]
 
 
+@given(st.integers(2, 6), st.data())
+def test_who_was_there_keeps_its_place_where_nobody_wants_that(most: int, data: st.DataObject) -> None:
+    some = st.none() | st.integers(0, most - 1)
+    wanted = [
+        place if data.draw(st.booleans()) else None for place in data.draw(st.permutations(range(most)))
+    ]
+    before = [data.draw(some) for _ in range(most)]
+    told = [list(pair) for pair in zip(wanted, before, strict=True)]
+    got = rendezvous.places(rendezvous.wishes_of(told, most), most)
+    assert sorted(got) == list(range(most))
+    for want, was, place in zip(wanted, before, got, strict=True):
+        assert want in (None, place)
+        if want is None and was is not None and was not in wanted and before.count(was) == 1:
+            assert place == was
+    assert rendezvous.wishes_of(told[1:], most) == wanted[1:], "of fewer hosts each keeps its turn"
+
+
 def test_two_hosts_with_the_same_place_are_told_so() -> None:
     with pytest.raises(HostsError, match=r"2 hosts were started with --node-rank 1; every host"):
         rendezvous.places([1, None, 1])

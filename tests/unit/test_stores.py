@@ -535,6 +535,7 @@ def test_those_that_stand_by_wait_for_all_that_are_left(
     done = wait(standing, 60, FIRST_COMPLETED).done
     assert len(done) == 1
     meet(*left, *done)
+    assert [one.result().rank for one in (*done, *left)] == [0, 1, 2], "the new one has the lost one's place"
     # The others stand by again, and one that ends, for whatever reason, ends nobody's job.
     until(lambda: len(state().redundancy_list) == 2)
     one, other = (one for one, waiting in zip(new, standing, strict=True) if not waiting.done())
