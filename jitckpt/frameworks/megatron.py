@@ -69,8 +69,9 @@ class Made:
     def __init__(self, config: Any, models: list[nn.Module], optimizer: Any) -> None:
         self._config, self._models, self._optimizer = config, models, optimizer
         self.protection: FrameworkProtection | None = None
-        # It stays: torch goes through its hooks as they are called.
-        register_optimizer_step_pre_hook(self._steps)
+        # It stays, as torch goes through its hooks while they are called, and does something once.
+        self.first_step = register_optimizer_step_pre_hook(self._steps)
+        self._has_stepped = False
 
     @property
     def is_training(self) -> bool:
@@ -102,5 +103,8 @@ class Made:
 
     def _steps(self, *_: object) -> None:
         """A first step is made, and no pass over a loader has begun."""
+        had_stepped, self._has_stepped = self._has_stepped, True
+        if had_stepped:
+            return
         if not protection.is_taken() and not jobs.is_current():
             self.begin(NO_LOADER)

@@ -1,5 +1,6 @@
 """What is said of a Megatron-core training and when, by a stand-in for it."""
 
+from collections.abc import Iterator
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,7 +30,7 @@ class OptimizerParamScheduler:
 
 
 @pytest.fixture
-def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Return what is said of trainings; here is the first one."""
     found: list[str] = []
     monkeypatch.setattr(protection, "_taken", "")
@@ -38,7 +39,9 @@ def said(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(megatron, "version", lambda _: "0.0")
     monkeypatch.setattr(script_loops, "_begin_pass", [])
     monkeypatch.setattr(DataLoader, "__iter__", DataLoader.__iter__)  # put back in the end
-    return found
+    yield found
+    if megatron._made is not None:  # other tests' optimizers make steps, too
+        megatron._made.first_step.remove()
 
 
 def train(*, by_hand: bool = False, loader: bool = True, distributed: bool = False) -> list[int]:
