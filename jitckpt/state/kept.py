@@ -99,7 +99,10 @@ def _is_beside(average: AveragedModel, model: Any) -> bool:
         return False
     own = parallel.parameters(unwrapped(model))
     averaged = parallel.parameters(unwrapped(average.module))
-    return own.keys() == averaged.keys() and all(map(parallel.is_plain, [*own.values(), *averaged.values()]))
+    every = [*own.values(), *averaged.values()]
+    # On the host it may be steps ahead of the model's device.
+    is_together = len({one.device for one in every}) == 1
+    return own.keys() == averaged.keys() and is_together and all(map(parallel.is_plain, every))
 
 
 def _parts(one: object) -> Iterator[object]:

@@ -14,8 +14,14 @@ from jitckpt._seen import Seen
 from jitckpt.state import plain_values
 from jitckpt.state.plain_values import SCALARS, NotPlain, Tensors, TooMuch
 
+NEW = "*new"  # the one key of what stands for a value that is no more the object that the script built
+MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
+BECOME = (
+    "A save lacks {name}, which has become a {kind} that can't be saved without pickle, or another name of "
+    "what is kept already: after a restart it is as the script builds it."
+)
 TOO_MUCH = (
-    "A save lacks {name}, which has grown beyond {values} values or {bytes} MB: after a restart it is as the "
+    "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
     "script builds it. If that matters, empty it now and then, or make it a buffer."
 )
 LACKING = (
@@ -43,6 +49,8 @@ class PlainAttributes:
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
+        self._built: dict[Key, Any] = {}  # objects as they are at first, as long as they are there
+        self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
         self._changed: dict[str, dict[str, Any]] = {}
@@ -54,7 +62,7 @@ class PlainAttributes:
         known = {id(one.object): path for path, one in self._owners.items()}
         new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
         self._owners = owners
-        for known_of in (self._marks, self._copies, self._tensors):
+        for known_of in (self._marks, self._copies, self._tensors, self._sizes, self._built):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
         self._look(new)
@@ -84,7 +92,11 @@ class PlainAttributes:
                     if owner is None:
                         raise LookupError
                     here = vars(owner.object)
-                    here[name] = plain_values.put(here.get(name), value)
+                    is_new = type(value) is dict and [*value] == [NEW]
+                    told = value[NEW] if is_new else value
+                    here[name] = plain_values.put(here.get(name), told, in_place=not is_new)
+                    if is_new:
+                        self._built.pop((path, name), None)
                 except LookupError:
                     self.problems.append(LACKING.format(name=_named(path, name)))
                     continue
@@ -130,6 +142,8 @@ class PlainAttributes:
         return has_changed
 
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
+        if type(value) not in SCALARS:
+            self._built[key] = value
         try:
             self._marks[key] = plain_values.bounded_mark(value, visited)
         except NotPlain:
@@ -146,30 +160,39 @@ class PlainAttributes:
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
-            if mark == known:
+            if mark == known and not (type(mark) is dict and [*mark] != [*known]):
                 return False
             copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
+            self._sizes[key] = plain_values.size_of(copy)
+            if sum(self._sizes.values()) > MOST_BYTES:
+                raise TooMuch
         except NotPlain:
+            if known is not _NOT_PLAIN and known is not _UNKNOWN:
+                self.problems.append(BECOME.format(name=_named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
+            self._sizes.pop(key, None)
             return self._copies.pop(key, None) is not None
         except TooMuch:
             self._drop(key, value)
             return True
-        self._marks[key], self._copies[key], self._tensors[key] = mark, copy, tensors
+        if self._built.get(key) is not value:
+            self._built.pop(key, None)
+        self._marks[key], self._tensors[key] = mark, tensors
+        self._copies[key] = copy if key in self._built or type(value) in SCALARS else {NEW: copy}
         return True
 
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""
         self._dropped.add(key)
         self._by_value = [one for one in self._by_value if one != key]
-        self._copies.pop(key, None)
-        self._tensors.pop(key, None)
+        for known in (self._copies, self._tensors, self._sizes, self._built):
+            known.pop(key, None)
         if not isinstance(value, Tensor):
             self.problems.append(
                 TOO_MUCH.format(
                     name=_named(*key),
                     values=plain_values.MOST_VALUES,
-                    bytes=plain_values.MOST_BYTES // 1_000_000,
+                    bytes=plain_values.MOST_BYTES // 1000,
                 )
             )
 

@@ -26,7 +26,7 @@ from jitckpt.state.attributes import slots_of
 from jitckpt.system import installed
 
 MOST_VALUES = 1000  # in one value
-MOST_BYTES = 1_000_000  # the same
+MOST_BYTES = 100_000  # the same; all that a rank knows alone has to fit into some hundred kB
 DEPTH = 8
 SCALARS = frozenset(
     {type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size}
@@ -53,12 +53,15 @@ class _Written:
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version = weakref.ref(tensor), tensor._version
+        # What is written through `data`, or by numpy, torch counts nowhere; on the host it can be seen.
+        self._words = _words_of(tensor) if tensor.is_cpu else b""
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, _Written):
             return False
         tensor = self._tensor()
-        return tensor is not None and tensor is other._tensor() and self._version == other._version
+        is_same = tensor is not None and tensor is other._tensor()
+        return is_same and (self._version, self._words) == (other._version, other._words)
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -108,22 +111,33 @@ def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, 
     return _Walk({*visited}, copied, numpy.copy).of(value), tensors
 
 
-def put(here: Any, value: Any) -> Any:
-    """Return a copy's value, in the memory of what is there if it fits, as others may know that.
+def size_of(copied: Any) -> int:
+    """Return how many bytes the tensors and arrays in a copy have."""
+    if isinstance(copied, Tensor | numpy.ndarray):
+        return copied.nbytes
+    parts = copied.values() if isinstance(copied, dict) else copied
+    return sum(map(size_of, parts)) if isinstance(copied, dict | list | tuple | deque) else 0
 
-    Raises LookupError if it is an object's and no such object is there.
+
+def put(here: Any, value: Any, *, in_place: bool) -> Any:
+    """Return a copy's value, for the place of what is there.
+
+    in_place: in the memory of that, if it fits, as others may know it; what is inside is new in any case, but
+    for objects. Raises LookupError if it is an object's and no such object is there.
     """
     kind = type(value)
     if kind is dict and [*value] in ([OBJECT], [MEMBER]):
         ((what, told),) = value.items()
         return (_put_object if what == OBJECT else _put_member)(here, told)
     if kind is numpy.ndarray:
-        return _put_array(here, value)
+        return _put_array(here, value) if in_place else value
     if kind in DICTS:
-        return _put_dict(here, value)
-    if kind in SEQUENCES:
-        return _put_set(here, value) if kind in (set, frozenset) else _put_list(here, value)
-    return _put_tensor(here, value) if isinstance(value, Tensor) else value
+        return _put_dict(here, value, in_place)
+    if kind in (list, tuple, deque):
+        return _put_list(here, value, in_place)
+    if kind is set and in_place:
+        return _put_set(here, value)
+    return _put_tensor(here, value, in_place) if isinstance(value, Tensor) else value
 
 
 class _Walk:
@@ -137,6 +151,7 @@ class _Walk:
     ) -> None:
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
+        self._in_container = False
 
     def of(self, value: Any) -> Any:
         """Return what stands for the value."""
@@ -153,14 +168,19 @@ class _Walk:
             self._take(1, value.nbytes)
             return self._of_array(value)
         if isinstance(value, numpy.generic):
+            if value.dtype.fields or value.dtype.hasobject or value.dtype.subdtype:
+                raise NotPlain
             return value
-        if self._depth == 0:
+        # One in a container would come back as a plain dict, without what makes its values.
+        if self._depth == 0 or (kind is defaultdict and self._in_container):
             raise NotPlain
         self._depth -= 1
+        was_in_container, self._in_container = self._in_container, kind in DICTS or kind in SEQUENCES
         try:
             return self._of_many(kind, value)
         finally:
             self._depth += 1
+            self._in_container = was_in_container
 
     def _of_many(self, kind: type, value: Any) -> Any:
         if kind in DICTS:
@@ -178,9 +198,9 @@ class _Walk:
         return {OBJECT: [kind.__qualname__, self._attributes(value)]}
 
     def _attributes(self, value: Any) -> dict[str, Any]:
-        """Return what stands for an object's plain attributes; for nothing the second time."""
+        """Return what stands for an object's plain attributes."""
         if id(value) in self._visited:
-            return {}
+            raise NotPlain  # another name of what is told already
         self._visited.add(id(value))
         found = {}
         for name, one in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
@@ -194,7 +214,8 @@ class _Walk:
     def _tensor(self, tensor: Tensor) -> Any:
         if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
             raise NotPlain
-        if tensor.is_nested or tensor.is_inference():
+        is_trained = tensor.is_leaf and tensor.requires_grad
+        if tensor.is_nested or tensor.is_inference() or is_trained:
             raise NotPlain
         self._take(1, tensor.nbytes)
         return self._of_tensor(tensor)
@@ -235,15 +256,20 @@ def _digest(array: Any) -> tuple[Any, ...]:
     return array.shape, array.dtype.str, xxhash.xxh3_64_digest(words.data)
 
 
-def _put_tensor(here: Any, value: Tensor) -> Tensor:
+def _words_of(tensor: Tensor) -> bytes:
+    words = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return xxhash.xxh3_64_digest(words.numpy().data)
+
+
+def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
     if type(here) is not Tensor:
         return value
     value = value.to(here.device)
     alike = here.shape == value.shape and here.dtype == value.dtype and here.is_contiguous()
-    if alike and not here.is_inference():
+    if in_place and alike and not here.is_inference():
         with torch.no_grad():
             return here.copy_(value)
-    return value.requires_grad_(here.is_leaf and here.requires_grad)
+    return value
 
 
 def _put_object(here: Any, told: list[Any]) -> Any:
@@ -251,7 +277,7 @@ def _put_object(here: Any, told: list[Any]) -> Any:
     if type(here).__qualname__ != kind or not is_own(here):
         raise LookupError(kind)
     for name, value in attributes.items():
-        object.__setattr__(here, name, put(getattr(here, name, None), value))
+        object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=False))
     return here
 
 
@@ -270,10 +296,11 @@ def _put_array(here: Any, value: Any) -> Any:
     return here
 
 
-def _put_dict(here: Any, value: dict[Any, Any]) -> Any:
+def _put_dict(here: Any, value: dict[Any, Any], in_place: bool) -> Any:
     there = here if isinstance(here, dict) else {}
-    new = {key: put(there.get(key), one) for key, one in value.items()}
-    if type(here) is not type(value) and type(here) is not defaultdict:
+    new = {key: put(there.get(key), one, in_place=False) for key, one in value.items()}
+    # One that makes its values is put into that which is there: what makes them is in no save.
+    if not ((in_place and type(here) is type(value)) or type(here) is defaultdict):
         return type(value)(new)
     here.clear()
     for key, one in new.items():
@@ -281,12 +308,12 @@ def _put_dict(here: Any, value: dict[Any, Any]) -> Any:
     return here
 
 
-def _put_list(here: Any, value: Any) -> Any:
+def _put_list(here: Any, value: Any, in_place: bool) -> Any:
     missing = object()
     there = here if isinstance(here, list | tuple | deque) else ()
     pairs = [*zip_longest(there, value, fillvalue=missing)][: len(value)]
-    parts = [put(None if old is missing else old, new) for old, new in pairs]
-    if type(here) is not type(value) or isinstance(value, tuple):
+    parts = [put(None if old is missing else old, new, in_place=False) for old, new in pairs]
+    if not in_place or type(here) is not type(value) or isinstance(value, tuple):
         return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
     here.clear()
     here.extend(parts)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from jitckpt.encoding import packed, tree_codec
-from jitckpt.state import plain_values
+from jitckpt.state import plain_attributes, plain_values
 from jitckpt.state.host_state import HostState
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import PlainAttributes
@@ -318,12 +318,12 @@ plain = st.recursive(
 )
 
 
-@given(before=plain, after=plain)
-def test_whatever_is_there_becomes_what_was_saved(before: Any, after: Any) -> None:
+@given(before=plain, after=plain, in_place=st.booleans())
+def test_whatever_is_there_becomes_what_was_saved(before: Any, after: Any, in_place: bool) -> None:
     copy, _ = plain_values.copy(after, set(), {})
     assert copy == after
     saved = packed.unpack(packed.pack(tree_codec.encode(copy, "value")))
-    put = plain_values.put(before, saved)
+    put = plain_values.put(before, saved, in_place=in_place)
     assert put == after
     assert type(put) is type(after)
     marks = plain_values.mark(after, set()), plain_values.mark(put, set())
@@ -345,3 +345,97 @@ def test_cycles_end() -> None:
     endless.append(endless)
     with pytest.raises(plain_values.NotPlain):
         plain_values.mark(endless, set())
+
+
+class Sharing(nn.Module):
+    """Whose attributes are other names of what others have, until the training sets them anew."""
+
+    CONSTANT = numpy.zeros(2)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2)
+        self.anchor = self.linear.weight.detach()
+        self.initial = torch.zeros(2)
+        self.state = self.initial
+        self.first = self.second = torch.zeros(2)
+        self.array = self.CONSTANT
+        self.one: list[int] = []
+        self.other = self.one
+
+    def go(self) -> None:
+        self.anchor = self.linear.weight.detach().clone() + 1
+        self.state = self.state + 1
+        self.first, self.second = self.first + 1, self.second + 2
+        self.array = self.array + 3
+        self.one, self.other = [1], [2]
+
+
+def test_what_others_have_is_not_written_to() -> None:
+    model, other = Sharing(), Sharing()
+    kept, restored = attributes_of(model), attributes_of(other)
+    model.go()
+    weight = other.linear.weight.detach().clone()
+    restored.restore(carried(kept))
+    assert torch.equal(other.linear.weight, weight)
+    assert torch.equal(other.anchor, model.anchor)
+    assert other.initial.tolist() == [0, 0]
+    assert [other.first.tolist(), other.second.tolist()] == [[1, 1], [2, 2]]
+    assert Sharing.CONSTANT.tolist() == [0, 0]
+    assert other.array.tolist() == [3, 3]
+    assert (other.one, other.other) == ([1], [2])
+    assert restored.problems == []
+
+
+def test_another_name_of_an_object_that_is_kept_is_named() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(1)
+    model.meter = model.meters["a"]
+    model.best = model.meters  # type: ignore[assignment]
+    kept.changed()
+    assert any("'meters'" in one and "another name" in one for one in kept.problems), kept.problems
+
+
+def test_a_write_that_torch_does_not_count_is_seen_on_the_host() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.hidden.data.add_(1)
+    assert kept.changed()[""]["hidden"].tolist() == [1, 1]
+    model.hidden.numpy()[:] = 5
+    assert kept.changed()[""]["hidden"].tolist() == [5, 5]
+
+
+def test_all_attributes_together_have_a_limit() -> None:
+    model = nn.Sequential(*[Net() for _ in range(5)])
+    kept = attributes_of(model)
+    for net in model:
+        net.notes = torch.zeros(12_500)
+    changed = kept.changed()
+    sizes = [one["notes"]["*new"].nbytes for one in changed.values() if "notes" in one]
+    assert sum(sizes) <= plain_attributes.MOST_BYTES
+    assert 0 < len(sizes) < 5
+
+
+def test_odd_values_are_named_and_end_nothing() -> None:
+    model = Net()
+    model.leaf = None  # type: ignore[assignment]
+    kept = attributes_of(model)
+    model.record = numpy.zeros(1, dtype=[("a", "i4")])[0]
+    model.leaf = torch.zeros(2, requires_grad=True)
+    model.losses.append(defaultdict(list))
+    changed = kept.changed()
+    tree_codec.encode(changed, "attributes")
+    assert "record" not in changed.get("", {})
+    assert len(kept.problems) == 2, kept.problems
+    assert any("'leaf'" in one for one in kept.problems)
+    assert any("'losses'" in one for one in kept.problems)
+
+
+def test_the_order_of_a_dict_counts() -> None:
+    model = Net()
+    model.queue = {"a": 1, "b": 2}  # type: ignore[assignment]
+    kept = attributes_of(model)
+    queue: Any = model.queue
+    queue["a"] = queue.pop("a")
+    assert [*kept.changed()[""]["queue"]] == ["b", "a"]

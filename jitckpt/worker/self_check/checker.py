@@ -15,11 +15,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json, to_json
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState, Shared
+from jitckpt.state.model_state import COUNT
 from jitckpt.state.unwrapping import unwrapped
 from jitckpt.wire import protocol
 from jitckpt.worker.saving.history import History
@@ -405,7 +407,9 @@ def _describe_state(
     for prefix, part in module.named_modules():
         for key, buffer in part._buffers.items():
             name = f"{prefix}.{key}".lstrip(".")
-            if buffer is not None and name in sampled:
+            # An average is updated behind the step, and how often comes with what follows it.
+            is_count = key == COUNT and isinstance(part, AveragedModel)
+            if buffer is not None and name in sampled and not is_count:
                 kind = NON_PERSISTENT if key in part._non_persistent_buffers_set else BUFFER
                 found.tensors[kind + name] = buffer
     for index, optimizer in enumerate(optimizers):
