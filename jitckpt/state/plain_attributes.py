@@ -162,6 +162,8 @@ class PlainAttributes:
             mark = plain_values.mark(value, visited)
             if mark == known and not (type(mark) is dict and [*mark] != [*known]):
                 return False
+            if self._is_shared(key, value):
+                raise NotPlain
             copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
             self._sizes[key] = plain_values.size_of(copy)
             if sum(self._sizes.values()) > MOST_BYTES:
@@ -180,6 +182,13 @@ class PlainAttributes:
         self._marks[key], self._tensors[key] = mark, tensors
         self._copies[key] = copy if key in self._built or type(value) in SCALARS else {NEW: copy}
         return True
+
+    def _is_shared(self, key: Key, value: object) -> bool:
+        """Whether it has become another name of a container that is looked at; it would come back as two."""
+        if type(value) not in plain_values.CHANGEABLE or self._built.get(key) is value:
+            return False
+        others = (other for other in self._by_value if other != key)
+        return any(vars(self._owners[path].object).get(name) is value for path, name in others)
 
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""

@@ -33,6 +33,7 @@ SCALARS = frozenset(
 )
 SEQUENCES = frozenset({list, tuple, deque, set, frozenset})
 DICTS = frozenset({dict, OrderedDict, defaultdict, Counter})
+CHANGEABLE = (SEQUENCES - {tuple, frozenset}) | DICTS  # containers
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
 OBJECT, MEMBER = "*object", "*member"  # the one key of what stands for an object, or for an enum's member

@@ -397,6 +397,17 @@ def test_another_name_of_an_object_that_is_kept_is_named() -> None:
     assert any("'meters'" in one and "another name" in one for one in kept.problems), kept.problems
 
 
+def test_another_name_of_a_list_that_is_kept_is_named() -> None:
+    model = Net()
+    model.view = None  # type: ignore[assignment]
+    kept = attributes_of(model)
+    model.losses.append(1.0)
+    model.view = model.losses  # type: ignore[assignment]
+    assert [*kept.changed()[""]] == ["losses"]
+    (problem,) = kept.problems
+    assert "'view'" in problem
+
+
 def test_a_write_that_torch_does_not_count_is_seen_on_the_host() -> None:
     model = Net()
     kept = attributes_of(model)
