@@ -165,9 +165,10 @@ class PlainAttributes:
             if self._is_shared(key, value):
                 raise NotPlain
             copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
-            self._sizes[key] = plain_values.size_of(copy)
-            if sum(self._sizes.values()) > MOST_BYTES:
-                raise TooMuch
+            if size := plain_values.size_of(copy):
+                self._sizes[key] = size
+                if sum(self._sizes.values()) > MOST_BYTES:
+                    raise TooMuch
         except NotPlain:
             if known is not _NOT_PLAIN and known is not _UNKNOWN:
                 self.problems.append(BECOME.format(name=_named(*key), kind=type(value).__qualname__))
