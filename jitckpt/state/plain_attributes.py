@@ -29,6 +29,7 @@ LACKING = (
     "from an undisturbed one. Build it as in the start that has saved."
 )
 
+NUMBERS = frozenset({type(None), bool, int, float})
 Key = tuple[str, str]  # an owner's path, and the name of an attribute
 _UNKNOWN, _NOT_PLAIN = object(), object()
 
@@ -155,8 +156,12 @@ class PlainAttributes:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
         value = vars(self._owners[key[0]].object).get(key[1])
         known = self._marks.get(key, _UNKNOWN)
-        if type(value) in SCALARS and known == value and type(known) is type(value):
-            return False
+        if type(value) in NUMBERS:  # most are, so for these there is a short way
+            if known == value and type(known) is type(value):
+                return False
+            self._built.pop(key, None)
+            self._marks[key] = self._copies[key] = value
+            return True
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
