@@ -213,7 +213,7 @@ def test_a_worker_that_was_made_anew_is_protected_as_before(launcher: Launcher, 
         restarts=1,
     )
     assert result.status == 0, result.err
-    assert len(of(events, "worker_moved")) == 1
+    assert len(of(events, "worker_moved")) == 1, result.err
     died = next(event for event in events if event["event"] == "detected")
     assert died["text"] == "rank 1 was killed by SIGKILL"
     assert of(events, "saved")[0]["step"] >= 10
