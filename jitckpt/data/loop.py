@@ -63,30 +63,28 @@ class Loop:
         self,
         *,
         begins: Callable[[], None],
-        boundary: Callable[[], bool],
+        boundary: Callable[[FrameType | None], bool],
         write_again: Callable[[], None],
         put_back: Callable[[], None],
         warn: Callable[[str], None],
-        went_on: Callable[[FrameType], None] = lambda frame: None,
-        first_asked: Callable[[FrameType], None] = lambda frame: None,
+        asked: Callable[[FrameType], None] = lambda frame: None,
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
         drawn: Callable[[int], None] = lambda number: None,
         head: Head | None = None,
     ) -> None:
-        """begins: the first loop begins. boundary: the script asks for its next minibatch.
+        """begins: the first loop begins. boundary: the script asks for its next minibatch, in this frame.
 
-        It returns whether optimizer steps have been made since the last one. write_again: write what this
-        rank alone knows after the last step once more. put_back: put the state back that the job was restored
-        to, whatever the script has done since the loop began. went_on: the script, in this frame, asks for
-        its next minibatch, and has made optimizer steps; first_asked: it has made none yet. epoch_begins: it
-        is given an epoch. drawn: it is given a batch, of that pass of the epoch. head: looks at what it
-        computes outside of its loops.
+        None where it does not ask, but comes to a loop's end. It returns whether optimizer steps have been
+        made since the last one. write_again: write what this rank alone knows after the last step once more.
+        put_back: put the state back that the job was restored to, whatever the script has done since the loop
+        began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch.
+        drawn: it is given a batch, of that pass of the epoch. head: looks at what it computes outside of its
+        loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
-        self._put_back, self._warn, self._script_went_on = put_back, warn, went_on
-        self._script_first_asked = first_asked
+        self._put_back, self._warn, self._asked = put_back, warn, asked
         self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
@@ -169,6 +167,10 @@ class Loop:
             self._epoch_loop = begun
             self._begin_epoch(0)
         self._in_epochs = True
+        is_between = self._epoch > 0 and self._iteration == 0 and not (self._left or self._saved)
+        if is_between and self._driven is None and not self._went_on:  # each epoch is one minibatch
+            self._put_back()
+            self._went_on = True
         try:
             for epoch in range(self._epoch, number):
                 scripts = sys._getframe(1) if self._driven is None else None
@@ -493,13 +495,11 @@ class Loop:
 
     def _reached(self, frame: FrameType | None = None) -> None:
         """The script asks for the next minibatch, or is at the loop's end."""
-        if self._boundary():
+        if self._boundary(frame):
             self._minibatches += 1
             self._has_given = False
-            if frame is not None:
-                self._script_went_on(frame)
-        elif frame is not None and not self._minibatches:
-            self._script_first_asked(frame)
+        elif frame is not None:
+            self._asked(frame)
 
     def _ended(self) -> None:
         """It is known since then that the loop is at its end.

@@ -23,7 +23,7 @@ from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, script_generators, trackers, zero_gradients
+from jitckpt.state import parallel, script_generators, script_variables, trackers, zero_gradients
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
 from jitckpt.state.model_state import HeldParameters, ModelState
 from jitckpt.state.optimizer_state import (
@@ -36,6 +36,7 @@ from jitckpt.state.optimizer_state import (
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
+from jitckpt.state.script_variables import ScriptVariables
 from jitckpt.state.unwrapping import unwrapped
 from jitckpt.state.zero_gradients import Gradients, GradientsSeen
 
@@ -101,7 +102,7 @@ class Unchanged(NamedTuple):
     and functions that return their bytes now.
     """
 
-    looks: tuple[Seen | PlainAttributes | ScriptGenerators, ...]
+    looks: tuple[Seen | PlainAttributes | ScriptGenerators | ScriptVariables, ...]
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -120,11 +121,12 @@ class HostState:
         loop: Loop | None = None,
         wrappers: Mapping[int, Sequence[object]] | None = None,
         kept: Kept = NOTHING,
-        finds_generators: bool = False,
+        keeps_script: bool = False,
     ) -> None:
         """wrappers: what lies around an optimizer, by its id(), and may have attributes that change.
 
-        kept: what is kept though it was not given. finds_generators: those of the script are found, and kept.
+        kept: what is kept though it was not given. keeps_script: generators of random numbers, and variables
+        of the script are found, and kept.
         """
         self.loop = loop
         self.model = None if model is None else ModelState(model, kept.averages())
@@ -138,7 +140,8 @@ class HostState:
         self.schedulers = [SchedulerState(scheduler) for scheduler in every]
         self.scaler = kept.scaler if scaler is None else scaler
         self.extra = extra
-        self.generators = ScriptGenerators() if finds_generators else None
+        self.generators = ScriptGenerators() if keeps_script else None
+        self.variables = ScriptVariables() if keeps_script else None
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
@@ -185,6 +188,8 @@ class HostState:
             parts["loop"] = self.loop.capture()
         if self.generators is not None:
             parts[script_generators.PART] = self.generators.capture()
+        if self.variables is not None:
+            parts[script_variables.PART] = self.variables.capture()
         return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def kept_names(self) -> list[str]:
@@ -231,7 +236,7 @@ class HostState:
             of_loop = self.loop.look()
             going_on.append((NUMBERS, self.loop.numbers))
         attributes = None if self.model is None else self.model.attributes
-        every = (of_loop, of_random, of_model, attributes, self.generators)
+        every = (of_loop, of_random, of_model, attributes, self.generators, self.variables)
         looks = tuple([one for one in every if one is not None])
         return Unchanged(looks, tuple(going_on))
 
@@ -469,6 +474,8 @@ class HostState:
         trackers.restore(parts.get(trackers.PART))
         if self.generators is not None:
             self.generators.restore(parts.get(script_generators.PART))
+        if self.variables is not None:
+            self.variables.restore(parts.get(script_variables.PART))
         self.random.restore(parts["random"])
 
 

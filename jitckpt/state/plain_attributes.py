@@ -6,6 +6,7 @@ write to them.
 """
 
 from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -22,7 +23,7 @@ BECOME = (
 )
 TOO_MUCH = (
     "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
-    "script builds it. If that matters, empty it now and then, or make it a buffer."
+    "script builds it. If that matters, empty it now and then, or keep it in `extra` or in a buffer."
 )
 LACKING = (
     "The save has {name}, for which there is no place here: it is put into nothing, so this run may differ "
@@ -44,7 +45,15 @@ class Owner(NamedTuple):
 class PlainAttributes:
     """Of some objects, by the paths that lead to them, since this was made of them."""
 
-    def __init__(self, owners: Mapping[str, Owner]) -> None:
+    def __init__(
+        self,
+        owners: Mapping[str, Owner],
+        *,
+        most_bytes: int = MOST_BYTES,
+        named: Callable[[str, str], str] | None = None,
+    ) -> None:
+        """most_bytes: of tensors and arrays, in all attributes. named: says a path and a name in words."""
+        self._most_bytes, self._named = most_bytes, named or _named
         self._owners: Mapping[str, Owner] = {}
         self._marks: dict[Key, Any] = {}  # of what is looked at
         self._copies: dict[Key, Any] = {}  # of what has changed
@@ -68,6 +77,41 @@ class PlainAttributes:
                 del known_of[key]
         self._look(new)
         self._tell()
+
+    def begin_with(self, path: str, name: str) -> None:
+        """Take what this attribute is now for what the script builds, unless it is looked at by now."""
+        if (path, name) in self._marks or (path, name) in self._dropped:
+            return
+        visited: set[int] = set()
+        for other, there in self._marks.items():
+            if there is not _NOT_PLAIN:
+                with suppress(NotPlain, TooMuch):
+                    plain_values.bounded_mark(vars(self._owners[other[0]].object).get(other[1]), visited)
+        self._take_first((path, name), vars(self._owners[path].object)[name], visited)
+
+    def has_changed(self, path: str, name: str) -> None:
+        """Keep an attribute that is looked at from now on: it has changed by now."""
+        self._marks[path, name] = _UNKNOWN
+        self._built.pop((path, name), None)
+        if (path, name) not in self._by_value:
+            self._by_value.append((path, name))
+
+    def built_again(self, path: str, names: Collection[str]) -> None:
+        """Take the objects that these are now for those that the script builds in a restart."""
+        values = vars(self._owners[path].object)
+        for name in names:
+            key = (path, name)
+            if name in values and key in self._marks and self._built.get(key) is not values[name]:
+                if type(values[name]) not in SCALARS:
+                    self._built[key] = values[name]
+                if key in self._copies:
+                    self._marks[key] = _UNKNOWN  # how it is told depends on that
+
+    def keeps(self, path: str, name: str) -> bool:
+        """Return whether an attribute is looked at, and will be kept once it changes."""
+        return (
+            self._marks.get((path, name), _NOT_PLAIN) is not _NOT_PLAIN and (path, name) not in self._dropped
+        )
 
     def changed(self) -> dict[str, dict[str, Any]]:
         """Return what has changed by now, by paths and names; the same object while nothing has since."""
@@ -99,7 +143,7 @@ class PlainAttributes:
                     if is_new:
                         self._built.pop((path, name), None)
                 except LookupError:
-                    self.problems.append(LACKING.format(name=_named(path, name)))
+                    self.problems.append(LACKING.format(name=self._named(path, name)))
                     continue
                 self._copies[path, name] = None  # from now on it is in each save
                 self._marks[path, name] = _UNKNOWN
@@ -172,11 +216,11 @@ class PlainAttributes:
             copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
             if size := plain_values.size_of(copy):
                 self._sizes[key] = size
-                if sum(self._sizes.values()) > MOST_BYTES:
+                if sum(self._sizes.values()) > self._most_bytes:
                     raise TooMuch
         except NotPlain:
             if known is not _NOT_PLAIN and known is not _UNKNOWN:
-                self.problems.append(BECOME.format(name=_named(*key), kind=type(value).__qualname__))
+                self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
             self._sizes.pop(key, None)
             return self._copies.pop(key, None) is not None
@@ -205,7 +249,7 @@ class PlainAttributes:
         if not isinstance(value, Tensor):
             self.problems.append(
                 TOO_MUCH.format(
-                    name=_named(*key),
+                    name=self._named(*key),
                     values=plain_values.MOST_VALUES,
                     bytes=plain_values.MOST_BYTES // 1000,
                 )

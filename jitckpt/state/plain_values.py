@@ -112,6 +112,15 @@ def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, 
     return _Walk({*visited}, copied, numpy.copy).of(value), tensors
 
 
+def is_whole(value: object) -> bool:
+    """Return whether a copy has all that is in the value, also in objects of the script's own classes."""
+    try:
+        _Walk(set(), lambda tensor: tensor, lambda array: array, skips=False).of(value)
+    except (NotPlain, TooMuch):
+        return False
+    return True
+
+
 def size_of(copied: Any) -> int:
     """Return how many bytes the tensors and arrays in a copy have."""
     if isinstance(copied, Tensor | numpy.ndarray):
@@ -149,7 +158,11 @@ class _Walk:
         visited: set[int],
         of_tensor: Callable[[Tensor], Any],
         of_array: Callable[[Any], Any],
+        *,
+        skips: bool = True,
     ) -> None:
+        """skips: leave out what is not plain in objects."""
+        self._skips = skips
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
         self._in_container = False
@@ -209,7 +222,8 @@ class _Walk:
             try:
                 found[name] = self.of(one)
             except NotPlain:
-                continue
+                if not self._skips:
+                    raise
         return found
 
     def _tensor(self, tensor: Tensor) -> Any:

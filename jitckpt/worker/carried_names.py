@@ -167,6 +167,18 @@ def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
     )
 
 
+@cache
+def set_behind(code: CodeType, place: int, *, asks: bool) -> frozenset[str]:
+    """Return what the loop around a place sets, but for what a restart does again before it comes there.
+
+    asks: the loop asks for the next minibatch there, so a restart does nothing of it before that.
+    """
+    instructions = [*dis.get_instructions(code)]
+    begin, end = _loop_around(instructions, (place,))
+    stores, _ = _places(instructions, begin, end)
+    return frozenset(name for name, places in stores.items() if asks or min(places) > place)
+
+
 def _can_be_left_out(
     instructions: Sequence[dis.Instruction],
     begin: int,

@@ -12,6 +12,7 @@ from fractions import Fraction
 from functools import partial
 from math import gcd
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -43,6 +44,7 @@ from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.as_restored import AsRestored
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
+from jitckpt.worker.kept_variables import VariableKeeper
 from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
@@ -236,10 +238,19 @@ class Job:
         self._as_restored: AsRestored | None = None  # until the first batch
         self._protection: Protection | Unprotected = Unprotected()
         known: tuple[set[object], set[object]] = set(), set()
+        self._asking: FrameType | None = None  # who asks for the next minibatch
+        self._keeper: VariableKeeper | None = None
         self._variables = self._make_variables(given, *known, of_epochs=False)
         self._loop = self._make_loop(given, self._make_variables(given, *known, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = _host_of(given, device, self._loop)
+        if self._host.variables is not None:
+            self._keeper = VariableKeeper(
+                self._host.variables,
+                lambda: self._loop.round,
+                say=self._say_at_first,
+                warn=self._reporter.warn_on_first,
+            )
         self._find_generators()
         self._host.progress()  # whatever can't be saved is refused here and now
         if environment.FULL_WORLD.get():
@@ -265,6 +276,7 @@ class Job:
             history=self._history,
             loop=self._loop,
             variables=self._variables,
+            goes_on=self._goes_on,
             reporter=self._reporter,
             barrier=DeviceBarrier() if step_barrier and self.identity.world_size > 1 else None,
             max_ahead=max_ahead(sum(tensor.nbytes for tensor in tensors), given.local_state_limit),
@@ -290,6 +302,7 @@ class Job:
             said=said,
             targets=targets,
             kept=self._kept,
+            keeper=lambda: self._keeper,
         )
 
     def _kept(self) -> set[object]:
@@ -315,8 +328,7 @@ class Job:
             write_again=self._write_again,
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
-            went_on=self._variables.look,
-            first_asked=self._variables.loop_begins,
+            asked=self._variables.loop_begins,
             epoch_begins=variables_of_epochs.look,
             drawn=self._batch_drawn,
             head=self._head,
@@ -514,6 +526,11 @@ class Job:
         self._reporter.report(protocol.Restored(rank, saved.step, str(first.path), first.rank, seconds))
         return saved.step
 
+    def _say_at_first(self, text: str) -> None:
+        """Say what all ranks and all starts of a run have alike."""
+        if self.identity.rank == 0 and self._events.restart == 0:
+            say(text)
+
     def _tell_start(self, save: SaveRecord | None, step: int) -> None:
         """The first start of a run says who is there, what it goes on from, how it differs from the last."""
         if self.identity.rank != 0 or self._events.restart > 0:
@@ -556,6 +573,8 @@ class Job:
         """Put back once more what this rank alone knew after the restored step."""
         if self._restored_parts is not None:
             self._host.restore_local(self._restored_parts)
+            if self._keeper is not None:
+                self._keeper.put_back(sys._getframe(1))
 
     def forget_pass(self) -> None:
         """Forget the forward pass since the last optimizer step: it was made before, and no step follows."""
@@ -601,14 +620,25 @@ class Job:
             if self._loop.goes_on:
                 self._as_restored = AsRestored(self._host)
 
-    def _boundary(self) -> bool:
+    def _boundary(self, frame: FrameType | None) -> bool:
+        self._asking = frame
         has_stepped = self._protection.boundary()
+        self._asking = None
         if has_stepped and self._as_restored is not None:
             self._as_restored.end()
             self._as_restored = None
         if has_stepped and self._host.generators is not None and (text := self._host.generators.lacking()):
             self._reporter.warn(text)
+        if has_stepped and self._keeper is not None and (text := self._keeper.lacking()):
+            self._reporter.warn(text)
         return has_stepped
+
+    def _goes_on(self) -> None:
+        """The script asks for its next minibatch behind an optimizer step, or comes to its loop's end."""
+        if self._asking is not None:
+            self._variables.look(self._asking)
+        if self._keeper is not None:
+            self._keeper.take(sys._getframe(1))
 
     def _batch_drawn(self, number: int) -> None:
         self._protection.batch_drawn(number)
@@ -619,7 +649,7 @@ class Job:
     def _put_back(self) -> None:
         if self._restored_parts is not None and self._progress_as_loop_began is not None:
             self._put_shared_back()
-            self._host.restore_local(self._restored_parts)
+            self.put_back()
             self._host.restore_progress(self._progress_as_loop_began)
             self._host.put_gradients()
 
@@ -673,7 +703,7 @@ def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostS
         device=device,
         loop=loop,
         kept=given.kept or kept.NOTHING,
-        finds_generators=given.kept is not None,
+        keeps_script=given.kept is not None,
     )
 
 

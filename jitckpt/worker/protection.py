@@ -211,16 +211,21 @@ class Protection:
         history: History,
         loop: Loop,
         variables: ScriptVariables,
+        goes_on: Callable[[], None],
         reporter: Reporter,
         barrier: DeviceBarrier | None,
         max_ahead: int,
         restart: int,
     ) -> None:
-        """given: by the agent. max_ahead: steps that the host may be ahead of the device."""
+        """given: by the agent. max_ahead: steps that the host may be ahead of the device.
+
+        goes_on: called as the job's own loop goes on behind an optimizer step.
+        """
         self._native, self._arguments, self._given = native, arguments, given
         self._host, self._history, self._loop, self._reporter = host, history, loop, reporter
         self._identity = arguments.identity
         self._variables: ScriptVariables | None = variables  # while it looks
+        self._goes_on = goes_on
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._looks_at_extra = host.extra is not None  # where it changes
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
@@ -828,6 +833,7 @@ class Protection:
         if changed and self._host.model is not None:
             self._history.hold(step, self._host.model.held())
         self._look_at_extra_behind_step(EXTRA_CHANGES_AT_THE_END)
+        self._goes_on()
         self._write_at_boundary(step)
         self._save_periodically(step)
         for one in self._beside:

@@ -83,7 +83,7 @@ def load(
     if not (is_whole or made_up):
         reporter.warn(
             f"Rank {identity.rank} may have failed between its optimizer step {choice.step} and the "
-            "end of that iteration. What the script changes there (random numbers, extra) is lost: this run "
+            "end of that iteration. What the script changes there (random numbers, variables, extra) is lost: this run "
             f"may differ from an undisturbed one.{advice.current().exact_at_epochs_end}"
         )
     if "loop" in parts and not document.get("at_boundary", True) and not made_up:

@@ -15,7 +15,8 @@ import torch
 from torch import nn
 
 from jitckpt.data.kept_generator import GENERATORS
-from jitckpt.worker.script_variables import attributes_of, is_own, kept_by, scripts_frames, variables_of
+from jitckpt.worker.frames import scripts_frames, variables_of
+from jitckpt.worker.script_variables import attributes_of, is_own, kept_by
 
 DEPTH = 3
 MOST_PARTS = 100  # of a container in which they are looked for

@@ -11,7 +11,6 @@ import inspect
 import itertools
 import operator
 import random
-import sys
 import time
 import weakref
 from collections import deque
@@ -43,7 +42,9 @@ from jitckpt.worker.carried_names import (
     set_now_and_then,
     target_of,
 )
+from jitckpt.worker.frames import frames_that_ask, is_ours, scripts_frames, variables_of
 from jitckpt.worker.held_variables import HeldVariables, marks_before
+from jitckpt.worker.kept_variables import VariableKeeper
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
 MOST_VALUES = 2000  # that are looked at in one variable
@@ -137,6 +138,7 @@ class ScriptVariables:
         said: set[object] | None = None,
         targets: set[object] | None = None,
         kept: Callable[[], Collection[object]] = tuple,
+        keeper: Callable[[], VariableKeeper | None] = lambda: None,
     ) -> None:
         """given: objects that others look after. steps: how many optimizer steps were made.
 
@@ -144,19 +146,20 @@ class ScriptVariables:
         of_round: returns which round of the loop it is, a pass over a loader for one.
         said: what was named by now, of this loop and of others that have the same set.
         targets: where loops of the job put what they give: ids of objects, with an attribute or a key.
-        kept: returns the ids of what is kept besides.
+        kept: returns the ids of what is kept besides. keeper: returns who keeps the variables that can be.
         """
         self._given, self._extra = [*given], extra
         self._began = [clock() for clock in CLOCKS]
         self._of_epochs, self._of_round = of_epochs, of_round
         self._said = set() if said is None else said
         self._targets = set() if targets is None else targets
-        self._kept = kept
+        self._kept, self._keeper = kept, keeper
         self._steps, self._warn = steps, warn
         self._seen: dict[tuple[int, int], _Seen] = {}  # by the code that asks, and the place in it
         self._plain = _Seen()  # of the first loop that tells nothing of its minibatches
         self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
         self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
+        self._asked: set[tuple[CodeType, int]] = set()  # where it was asked for a minibatch
         self.script_restores = False  # it has called restore() itself, and can count from there
 
     def look(self, frame: FrameType) -> None:
@@ -166,24 +169,31 @@ class ScriptVariables:
             if len(self._seen) == MOST_LOOPS:
                 return
             seen = self._seen[place] = _Seen(in_each=self._of_epochs)
-        if seen.is_due(self._of_round()) and (frames := _frames_that_ask(frame)):
+        if seen.is_due(self._of_round()) and (frames := frames_that_ask(frame)):
             self._try(seen, frames[-1], (frames[-1].f_lasti,), frames[:-1])
         if seen.held is not None and (names := seen.held.look(frame)):
             self._name_held(names, frame)
 
     def loop_begins(self, frame: FrameType) -> None:
-        """The script asks for a minibatch from this frame, and has made no optimizer step yet."""
-        for one in _frames_that_ask(frame)[-1:]:
+        """The script asks for a minibatch from this frame, and has made no optimizer step since it did."""
+        if (asks := (frame.f_code, frame.f_lasti)) in self._asked:
+            return
+        self._asked.add(asks)
+        for one in frames_that_ask(frame)[-1:]:
             place = one.f_code, one.f_lasti
             if place not in self._first and len(self._first) < MOST_LOOPS:
                 with suppress(Exception):
                     self._first[place] = marks_before(*place, variables_of(one))
+                    self._marks(one, (one.f_lasti,))  # what is found is kept from its first change on
 
     def _name_held(self, names: Sequence[str], frame: FrameType) -> None:
-        for one in _frames_that_ask(frame)[-1:]:
+        for one in frames_that_ask(frame)[-1:]:
             scope, (kept_names, kept) = variables_of(one), self._known()
             names = [name for name in names if name not in kept_names and id(scope.get(name)) not in kept]
-            self._say([name for name in names if not self._is_spared(scope.get(name), one.f_code)], one)
+            names = [name for name in names if not self._is_spared(scope.get(name), one.f_code)]
+            if (keeper := self._keeper()) is not None:
+                keeper.follow(one, names, have_changed=True)
+            self._say(names, one)
 
     # Where the loop tells nothing of its minibatches these two tell of it, while it is looked at.
 
@@ -260,6 +270,10 @@ class ScriptVariables:
                 keys[name] = (name, code) if name in local else name
         names = [name for name, key in keys.items() if key not in self._said]
         self._said |= {*keys.values()}
+        if (keeper := self._keeper()) is not None:
+            kept = [name for name in names if keeper.keeps(frame, name)]
+            keeper.say_kept(kept)
+            names = [name for name in names if name not in kept]
         if names:
             helps, shown = advice.current(), ", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else "")
             text = TEXT.format(names=shown, keep=helps.keep)
@@ -276,12 +290,13 @@ class ScriptVariables:
         tells_nothing = len(at) > 1
         scope = variables_of(frame)
         marks: dict[str, object] = {}
+        outside: set[str] = set()  # names of this module's variables that functions read
         called = [(name, scope[name]) for name in read if name in scope]
         used = {id(one): one for one in (*self._given, *scope.values())}.values()
         by_torch = [found for one in used for found in _called_by_torch(one)]
         for functions in (called, by_torch):
-            for variables, written in _of_functions(functions):
-                marks |= self._marks_of(
+            for variables, written, places in _of_functions(functions):
+                found = self._marks_of(
                     variables,
                     variables.keys(),
                     written,
@@ -289,13 +304,16 @@ class ScriptVariables:
                     tells_nothing=tells_nothing,
                     notes=functions is by_torch,
                 )
+                outside |= {name for name in found if _is_in(places, name, variables, frame)}
+                marks |= found
         marks |= _in_modules([one for one in used if isinstance(one, nn.Module)], kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
         marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
-        return marks | self._marks_of(
-            scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code
-        )
+        own = self._marks_of(scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code)
+        if not tells_nothing and (keeper := self._keeper()) is not None:
+            keeper.follow(frame, [*own, *outside])
+        return marks | own
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
         """Return marks of what a generator of the script's has: a restart begins it anew."""
@@ -338,7 +356,7 @@ class ScriptVariables:
             if isinstance(value, GENERATORS):
                 marks[name] = _state_of(value)
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
-                if _is_ours(type(value).__module__):  # an iterator over job.batches
+                if is_ours(type(value).__module__):  # an iterator over job.batches
                     continue
                 if not self._is_counted(value, code, tells_nothing):
                     marks[name] = _rebound(value)
@@ -366,56 +384,7 @@ class ScriptVariables:
     def _is_spared(self, value: object, code: CodeType) -> bool:
         """Whether a variable that is set now and then is no state: what draws from a loop, a counter."""
         iterates = isinstance(value, (*ITERATORS, Optimizer, DataLoader, Dataset, Sampler))
-        return iterates or _is_ours(type(value).__module__) or self._is_counted(value, code, False)
-
-
-def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return what a frame's code can read by name, and leave nothing of it with the frame.
-
-    Before Python 3.13 a function's frame keeps the dict that it was asked for, and all in it (PEP 667): the
-    outputs of one minibatch would stay in the device's memory as long as the loop runs.
-    """
-    local = frame.f_locals
-    scope = {**frame.f_globals, **local}
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        local.clear()
-    return scope
-
-
-def is_scripts(frame: FrameType) -> bool:
-    """Whether its code is the user's own, and no library's."""
-    ours = _is_ours(frame.f_globals.get("__name__", ""))
-    return not ours and not frame.f_code.co_filename.startswith((*_LIBRARIES, "<frozen"))
-
-
-def _is_ours(module: str | None) -> bool:
-    return module is not None and module.split(".")[0] == "jitckpt"
-
-
-def scripts_frames(frame: FrameType | None, *, generators: bool = False) -> Iterator[FrameType]:
-    """Yield the frames of the script's own functions, from the innermost on."""
-    while frame is not None:
-        if (generators or not frame.f_code.co_flags & inspect.CO_GENERATOR) and is_scripts(frame):
-            yield frame
-        frame = frame.f_back
-
-
-def _frames_that_ask(frame: FrameType | None) -> list[FrameType]:
-    """Return the frames of the script's generators around the job's loop, and the one with the loop in it.
-
-    That may be the caller of a function that draws a batch.
-    """
-    between: list[FrameType] = []
-    functions: list[FrameType] = []
-    for one in scripts_frames(frame, generators=True):
-        is_generator = bool(one.f_code.co_flags & inspect.CO_GENERATOR)
-        if is_generator and not functions:
-            between.append(one)
-        elif not is_generator:
-            functions.append(one)
-            if loops_around(one.f_code, (one.f_lasti,)):
-                return [*between, one]
-    return [*between, *functions[:1]] if functions else []
+        return iterates or is_ours(type(value).__module__) or self._is_counted(value, code, False)
 
 
 def _is_in_another(frame: FrameType, at: tuple[int, ...]) -> bool:
@@ -456,11 +425,24 @@ def _called_by_torch(one: object) -> Iterator[tuple[str, object]]:
                 yield type(hook).__qualname__, hook
 
 
-def _of_functions(called: Iterable[tuple[str, object]]) -> Iterator[tuple[dict[str, object], set[str]]]:
+def _is_in(
+    places: Mapping[str, object] | None, name: str, variables: Mapping[str, object], frame: FrameType
+) -> bool:
+    """Whether a function's variable is this frame's, or its module's. places: the function's module's."""
+    root, code = name.partition(".")[0], frame.f_code
+    if root in code.co_cellvars:
+        return variables.get(root) is variables_of(frame).get(root)
+    is_local = root in code.co_varnames or root in code.co_freevars
+    return places is frame.f_globals and root in variables and not is_local
+
+
+def _of_functions(
+    called: Iterable[tuple[str, object]],
+) -> Iterator[tuple[dict[str, object], set[str], Mapping[str, object] | None]]:
     """Yield, of each of the script's functions among these, the variables outside of it that it reads.
 
-    And the names of those that it sets. Functions that it calls itself are gone through as well; of a method
-    its object is such a variable.
+    And the names of those that it sets, and the variables of its module. Functions that it calls itself are
+    gone through as well; of a method its object is such a variable.
     """
     waiting = [(name, one, DEPTH) for name, one in called]
     known: set[int] = set()
@@ -469,9 +451,9 @@ def _of_functions(called: Iterable[tuple[str, object]]) -> Iterator[tuple[dict[s
         function = one
         if isinstance(one, MethodType):
             function = one.__func__
-            yield {name: one.__self__}, set()
+            yield {name: one.__self__}, set(), None
         elif is_own(one):
-            yield {name: one}, set()
+            yield {name: one}, set(), None
             function = getattr(one.__call__, "__func__", None) if callable(one) else None
         elif isinstance(one, partial):
             waiting += [(name, part, depth) for part in (one.func, *one.args, *one.keywords.values())]
@@ -479,14 +461,14 @@ def _of_functions(called: Iterable[tuple[str, object]]) -> Iterator[tuple[dict[s
             continue
         known.add(id(function))
         code = function.__code__
-        if code.co_filename.startswith((*_LIBRARIES, "<frozen")) or _is_ours(function.__module__):
+        if code.co_filename.startswith((*_LIBRARIES, "<frozen")) or is_ours(function.__module__):
             continue
         loaded, written = _outside(code)
         variables = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
         for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
             with suppress(ValueError):  # nothing is there yet
                 variables[name] = cell.cell_contents
-        yield variables, written
+        yield variables, written, function.__globals__
         waiting += [(name, value, depth - 1) for name, value in variables.items()]
 
 

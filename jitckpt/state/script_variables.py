@@ -1,0 +1,196 @@
+"""Variables of the script that its loop changes: a part of the rank's own state.
+
+They are found by who reads the loop's code (worker/script_variables.py), and go by name and place: a function
+that is running, a module, or an object that one of these knows. They are looked at whenever the loop goes on
+behind an optimizer step, and put back where a restart goes on with it: what is before, a restart does again.
+"""
+
+from collections.abc import Collection, Mapping
+from typing import Any, NamedTuple
+
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.state.plain_attributes import Owner, PlainAttributes
+from jitckpt.state.plain_values import SCALARS
+
+PART = "variables"
+MOST_BYTES = 100_000  # of tensors and arrays, in all of them
+LACKING = (
+    "The save has {names}, which the script's loop had changed. There is no such variable where the loop "
+    "goes on now, so it is put into nothing, and this run may differ from an undisturbed one. Keep the "
+    "functions and variables around the loop as in the start that has saved."
+)
+
+Scopes = Mapping[str, Mapping[str, Any]]  # variables by their names, of the places that are there now
+
+
+class Place(NamedTuple):
+    """What a place's text says. function: "" for a module; object: the variable with it, "" for none."""
+
+    module: str
+    function: str
+    object: str
+
+    @property
+    def is_function(self) -> bool:
+        return bool(self.function) and not self.object
+
+    @property
+    def outer(self) -> str:
+        """The place that has the object."""
+        return f"{self.module}:{self.function}"
+
+
+def where(place: str) -> Place:
+    module, function, variable = f"{place}:".split(":")[:3]
+    return Place(module, function, variable)
+
+
+def place_inside(place: str, name: str) -> str:
+    """Return the place of the attributes of the object that a place has in this variable."""
+    return f"{place}:{name}"
+
+
+class ScriptVariables:
+    """All of a job's that are plain values, by place and name; what never changes is in no save."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, dict[str, Any]] = {}  # as they were when they were looked at last
+        self._owners: dict[str, Owner] = {}  # of these
+        self._names: dict[str, set[str]] = {}
+        self._attributes = PlainAttributes({}, most_bytes=MOST_BYTES, named=_named)
+        self._told: dict[str, dict[str, Any]] = {}
+        self._captured = self._given = Encoded({}, {})
+        self._saved: dict[str, Mapping[str, Any]] = {}  # what was restored and is in no variable yet
+
+    @property
+    def problems(self) -> list[str]:
+        """Sentences that name what is not kept; whoever says them empties it."""
+        return self._attributes.problems
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to look at, and nothing to put back."""
+        return not (self._names or self._saved)
+
+    def places(self) -> set[str]:
+        """Return where there is something to look at, or to put back."""
+        return self._names.keys() | self._saved.keys()
+
+    def follow(self, place: str, name: str, value: object) -> None:
+        """Keep a variable from its first change on, if it is plain; by now it is as the script has built it.
+
+        An object that another variable has is kept there.
+        """
+        self._begin(place)
+        if name in self._names[place] or self._has_another_name(place, name, value):
+            return
+        self._values[place][name] = value
+        self._attributes.begin_with(place, name)
+        if self._attributes.keeps(place, name):
+            self._names[place].add(name)
+        else:
+            del self._values[place][name]
+
+    def follow_changed(self, place: str, name: str, value: object) -> None:
+        """Keep a variable that has changed by now."""
+        self.follow(place, name, value)
+        if name in self._names[place]:
+            self._attributes.has_changed(place, name)
+
+    def keeps(self, place: str, name: str, value: object) -> bool:
+        """Return whether a variable is kept, under this name or as an object that has another one, too."""
+        is_kept = name in self._names.get(place, ()) and self._attributes.keeps(place, name)
+        return is_kept or self._has_another_name(place, name, value)
+
+    def take(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> None:
+        """Look at the variables of the places that are there; `capture` returns what they are now.
+
+        built: names of those that are as a restart builds them but for what was changed in their place.
+        """
+        for place in scopes.keys() & self._names.keys():
+            values, scope = self._values[place], scopes[place]
+            values.clear()
+            values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
+            self._attributes.built_again(place, built.get(place, ()))
+        changed = self._attributes.changed()
+        told = {place: changed[place] for place in sorted(scopes.keys() & changed.keys())}
+        if told.keys() != self._told.keys() or any(told[place] is not self._told[place] for place in told):
+            self._told, self._captured = told, tree_codec.encode(told, PART)
+
+    def capture(self) -> Encoded:
+        """Return what has changed as it was looked at last; the same object while nothing is new."""
+        self._given = self._captured
+        return self._given
+
+    def is_same(self) -> bool:
+        """Whether `capture` would return the same object."""
+        return self._captured is self._given
+
+    def restore(self, saved: Mapping[str, Mapping[str, Any]] | None) -> None:
+        """Note what `capture` returned, decoded; `put` puts it back."""
+        self._saved = {**(saved or {})}
+
+    def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
+        """Put back what was restored, in the places that are there; return what is to be set to new values.
+
+        may_have: the names that a function may have; others may have any.
+        """
+        new: dict[str, dict[str, Any]] = {}
+        for place in [place for place in self._saved if place in scopes]:
+            saved, scope = self._saved.pop(place), scopes[place]
+            known = {name: value for name, value in saved.items() if name in may_have.get(place, saved)}
+            if lacking := {name: value for name, value in saved.items() if name not in known}:
+                self._saved[place] = lacking
+            self._begin(place)
+            self._names[place].update(known)
+            values = self._values[place]
+            values.update({name: scope[name] for name in known if name in scope})
+            self._attributes.restore({place: known})
+            new[place] = {name: values[name] for name in known if _is_new(name, values, scope)}
+        return new
+
+    def lacking(self) -> str:
+        """Return, once, a sentence on what was restored and is not there; "" for none."""
+        names = [_named(place, name) for place, saved in self._saved.items() for name in saved]
+        self._saved = {}
+        return LACKING.format(names=", ".join(names)) if names else ""
+
+    def end(self) -> None:
+        """Keep nothing any more."""
+        self.__init__()  # type: ignore[misc]
+
+    def _begin(self, place: str) -> None:
+        if place not in self._names:
+            self._names[place], self._values[place] = set(), {}
+            self._owners[place] = Owner(_Variables(self._values[place]), _is_looked_at)
+            self._attributes.look_again({**self._owners})
+
+    def _has_another_name(self, place: str, name: str, value: object) -> bool:
+        """Whether a value that is no number is kept as another variable's, too."""
+        return type(value) not in SCALARS and any(
+            other is value and (there, called) != (place, name) and self._attributes.keeps(there, called)
+            for there, values in self._values.items()
+            for called, other in values.items()
+        )
+
+
+class _Variables:
+    """Variables as attributes of an object."""
+
+    def __init__(self, values: dict[str, Any]) -> None:
+        self.__dict__ = values
+
+
+def _is_looked_at(name: str, value: object) -> bool:
+    return True
+
+
+def _is_new(name: str, values: Mapping[str, Any], scope: Mapping[str, Any]) -> bool:
+    return name in values and (name not in scope or values[name] is not scope[name])
+
+
+def _named(place: str, name: str) -> str:
+    _, function, variable = where(place)
+    of = f" of {function}" if function else ""
+    return f"the attribute {name!r} of {variable!r}{of}" if variable else f"the variable {name!r}{of}"

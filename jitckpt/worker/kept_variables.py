@@ -1,0 +1,195 @@
+"""Keeps the script's variables: which frames have them, and when they are looked at and put back."""
+
+import inspect
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from types import FrameType
+from typing import Any, NamedTuple
+
+from jitckpt.bindings.frame_variables import set_variables
+from jitckpt.state import plain_values
+from jitckpt.state.script_variables import ScriptVariables, place_inside, where
+from jitckpt.worker.carried_names import set_behind
+from jitckpt.worker.frames import frames_that_ask, is_scripts
+
+KEPT = (
+    "The loop changes variables of the script: {names}. They are kept, and after a failure they are as the "
+    "last minibatch has left them. A rank that fails between its optimizer step and the end of that "
+    "iteration loses what it has changed of them there."
+)
+GIVEN_UP = (
+    "No variables of the script are kept from here on: {error}. After a failure they are as it sets them."
+)
+SHOWN = 8  # names
+
+
+class _Variable(NamedTuple):
+    place: str
+    name: str
+    value: object
+
+
+class VariableKeeper:
+    """Of one job. Whatever fails here is said once, and no harm to the training."""
+
+    def __init__(
+        self,
+        kept: ScriptVariables,
+        of_round: Callable[[], object],
+        *,
+        say: Callable[[str], None],
+        warn: Callable[[str], None],
+    ) -> None:
+        """of_round: returns which round of the job's loops it is. say: of what is kept."""
+        self._kept, self._of_round, self._say, self._warn = kept, of_round, say, warn
+        self._round: object = None
+        self._is_off = False
+        self._said: set[str] = set()
+
+    def follow(self, frame: FrameType, names: Iterable[str], *, have_changed: bool = False) -> None:
+        """Keep what these names of the frame's code lead to: variables, and attributes of their objects."""
+        follow = self._kept.follow_changed if have_changed else self._kept.follow
+        for name in () if self._is_off else names:
+            if (variable := _find(frame, name)) is not None:
+                follow(*variable)
+
+    def keeps(self, frame: FrameType, name: str) -> bool:
+        """Return whether what this name leads to is kept, with all that is in it."""
+        variable = None if self._is_off else _find(frame, name)
+        return variable is not None and self._kept.keeps(*variable) and plain_values.is_whole(variable.value)
+
+    def say_kept(self, names: Iterable[str]) -> None:
+        """Name what is kept, each name once."""
+        new = [name for name in dict.fromkeys(names) if name not in self._said]
+        self._said |= {*new}
+        if new:
+            self._say(KEPT.format(names=", ".join(new[:SHOWN]) + (" ..." if new[SHOWN:] else "")))
+
+    def take(self, frame: FrameType | None) -> None:
+        """Look at the variables: the loop goes on, somewhere above this frame, behind an optimizer step."""
+        if self._is_off or self._kept.is_empty:
+            return
+        try:
+            now = self._of_round()
+            is_new_round, self._round = now != self._round, now
+            frames = _frames(frame)
+            asks = frames_that_ask(frame)[-1:]
+            built = {place: _built_before(of, asks) for place, of in frames.items()} if is_new_round else {}
+            self._kept.take(self._scopes(frames), built)
+        except Exception as error:
+            self._give_up(error)
+        for problem in self._kept.problems:
+            self._warn(problem)
+        self._kept.problems.clear()
+
+    def put_back(self, frame: FrameType | None) -> None:
+        """Put back what was restored: the loop goes on from there, somewhere above this frame."""
+        if self._is_off or self._kept.is_empty:
+            return
+        try:
+            frames = _frames(frame)
+            scopes = self._scopes(frames)
+            functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
+            new = self._kept.put(scopes, {place: _names_of(one) for place, one in functions.items()})
+            for place, values in new.items():
+                if place in functions:
+                    set_variables(functions[place], values)
+                else:
+                    scopes[place].update(values)
+        except Exception as error:
+            self._give_up(error)
+
+    def lacking(self) -> str:
+        """Return, once, a sentence on what was restored and is not there; "" for none."""
+        return self._kept.lacking()
+
+    def _scopes(self, frames: dict[str, list[FrameType]]) -> dict[str, dict[str, Any]]:
+        """Return the variables of places that are there, and the attributes of objects that they have."""
+        scopes = {place: _scope(of[0], place) for place, of in frames.items()}
+        for place in self._kept.places():
+            outer, root = where(place).outer, where(place).object
+            if root and (attributes := _attributes(scopes.get(outer, {}).get(root))) is not None:
+                scopes[place] = attributes
+        return scopes
+
+    def _give_up(self, error: Exception) -> None:
+        self._is_off = True
+        self._kept.end()
+        self._warn(GIVEN_UP.format(error=f"{type(error).__name__}: {error}"))
+
+
+def _find(frame: FrameType, name: str) -> _Variable | None:
+    root, _, attribute = name.partition(".")
+    place = _module(frame)
+    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and root in _names_of(frame):
+        place = _place(frame)
+    scope = _scope(frame, place)
+    if root not in scope:
+        return None
+    if not attribute:
+        return _Variable(place, root, scope[root])
+    attributes = _attributes(scope[root])
+    if attributes is None or attribute not in attributes:
+        return None
+    return _Variable(place_inside(place, root), attribute, attributes[attribute])
+
+
+def _attributes(value: object) -> dict[str, Any] | None:
+    """Return the attributes of an object of the script's own class."""
+    return getattr(value, "__dict__", None) if plain_values.is_own(value) else None
+
+
+def _names_of(frame: FrameType) -> set[str]:
+    code = frame.f_code
+    return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+
+
+def _place(frame: FrameType) -> str:
+    return f"{_module(frame)}{frame.f_code.co_qualname}"
+
+
+def _module(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}:"
+
+
+def _scope(frame: FrameType, place: str) -> dict[str, Any]:
+    if not where(place).is_function:
+        return frame.f_globals
+    local = frame.f_locals
+    scope = {**local}
+    if sys.version_info < (3, 13):
+        local.clear()  # as frames.variables_of does
+    return scope
+
+
+def _frames(frame: FrameType | None) -> dict[str, list[FrameType]]:
+    """Return the places that are there, with frames of them from the innermost on.
+
+    The script's running functions, each with its own, and their modules, each with all that run its code.
+    """
+    found: dict[str, list[FrameType]] = {}
+    for one in _outwards(frame):
+        if is_scripts(one):
+            if one.f_code.co_flags & inspect.CO_OPTIMIZED:
+                found.setdefault(_place(one), [one])
+            found.setdefault(_module(one), []).append(one)
+    return found
+
+
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _built_before(frames: Iterable[FrameType], asks: Sequence[FrameType]) -> set[str]:
+    """Return what a restart has built anew by the time at which these frames go on with their loops.
+
+    asks: the frame with the loop that asks for the next minibatch.
+    """
+    names: set[str] = set()
+    behind: set[str] = set()
+    for one in frames:
+        names |= {*one.f_code.co_names, *_names_of(one)}
+        behind |= set_behind(one.f_code, one.f_lasti, asks=any(one is other for other in asks))
+    return names - behind

@@ -1,0 +1,117 @@
+"""Variables that a script's loop changes go on after a failure without being given."""
+
+import re
+
+from launcher import JITCKPT_RUN, Launcher
+
+RUN = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu"]
+
+PROGRAM = """
+import os, signal, sys
+from collections import Counter, deque
+import numpy, torch
+from torch import distributed as dist, nn
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader, TensorDataset
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+rank, start = dist.get_rank(), int(os.environ["JITCKPT_RESTART"])
+torch.manual_seed(0)
+data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
+samples_seen = 0
+
+
+def at(place, step):
+    if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 12)[3 * start : 3 * start + 3]]:
+        torch.cuda.synchronize()
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class Meter:
+    def __init__(self, limit):
+        self.limit, self.sum, self.count, self.last = limit, 0.0, 0, deque(maxlen=2)
+
+    def add(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+        self.last.append(value)
+
+
+def count(batch):
+    global samples_seen
+    samples_seen += len(batch)
+
+
+class Trainer:
+    def __init__(self, model):
+        self.model, self.meter, self.steps, self.best = model, Meter(rank), 0, None
+        self.optimizer = torch.optim.Adam(model.parameters(), 0.1)
+
+    def train(self, job, loader, epoch, history):
+        total, kinds, losses = 0.0, Counter(), []
+        scale, carried, smooth = 1.0, torch.zeros(4, device="cuda"), numpy.zeros(2)
+        worst = None
+        for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+            count(x)
+            out = self.model(x.cuda()) * scale + 0.1 * carried + 0.01 * float(smooth[0])
+            loss = cross_entropy(out, y.cuda())
+            at("forward", 10 * epoch + step)
+            self.optimizer.zero_grad()
+            loss.backward()
+            self.optimizer.step()
+            value = loss.item()
+            total += value
+            scale *= 0.99 + 0.001 * rank
+            carried = 0.5 * carried + out.detach().mean(0)
+            smooth += value * numpy.array([0.1, 1.0])
+            kinds[int(y[0])] += 1
+            losses.append(value)
+            self.meter.add(value)
+            self.steps += 1
+            if worst is None or value > worst[0]:
+                worst = value, step
+        history.append(total / len(losses))
+        return [total, scale, carried.tolist(), smooth.tolist(), sorted(kinds.items()), losses, worst]
+
+
+def main():
+    loader = DataLoader(data, 6, shuffle=True)
+    trainer = Trainer(nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda()))
+    job = jitckpt.init(model=trainer.model, optimizer=trainer.optimizer)
+    history, best, log = [], float("inf"), ()
+    for epoch in job.epochs(3):
+        results = trainer.train(job, loader, epoch, history)
+        at("epoch", epoch)
+        log = (*log, results[0])
+        if history[-1] < best:
+            best = history[-1]
+            trainer.best = epoch
+    ends = [history, best, log, results, trainer.steps, trainer.best, samples_seen, trainer.meter.limit]
+    ends += [trainer.meter.sum, trainer.meter.count, [*trainer.meter.last]]
+    os.write(1, f"END {rank} {[one.tolist() for one in trainer.model.parameters()]} {ends}\\n".encode())
+    dist.destroy_process_group()
+
+
+main()
+"""
+
+
+def ends(out: str) -> list[str]:
+    found = sorted(set(re.findall(r"^END .*$", out, re.MULTILINE)))
+    assert len(found) == 2, out
+    return found
+
+
+def test_variables_of_functions_modules_and_objects_go_on(launcher: Launcher) -> None:
+    script = launcher.script(PROGRAM)
+    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
+    assert undisturbed.status == 0, undisturbed.err
+    assert "that no save holds" not in undisturbed.err, undisturbed.err
+    faults = "1 forward 1 0 epoch 0 1 forward 12 0 forward 27"
+    result = launcher.run(
+        *RUN, "--max-restarts", "5", "--checkpoint-dir", "disturbed", script, *faults.split()
+    )
+    assert result.status == 0, result.err
+    assert result.err.count("went on from step") == 4, result.err
+    assert ends(result.out) == ends(undisturbed.out), result.err

@@ -1,0 +1,341 @@
+"""What a loop changes in variables of functions, modules and objects comes back where a restart goes on."""
+
+import sys
+from collections import deque
+from collections.abc import Callable, Iterator
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.bindings.frame_variables import set_variables
+from jitckpt.encoding import packed
+from jitckpt.state.script_variables import ScriptVariables
+from jitckpt.worker.kept_variables import VariableKeeper
+
+count = 0
+
+
+class Keeper(VariableKeeper):
+    """With what a job has around it."""
+
+    def __init__(self) -> None:
+        self.kept, self.round = ScriptVariables(), 0
+        self.said: list[str] = []
+        self.warned: list[str] = []
+        super().__init__(self.kept, lambda: self.round, say=self.said.append, warn=self.warned.append)
+
+    def saved(self) -> dict[str, dict[str, Any]]:
+        """Return what a save of the newest step has, as it comes back."""
+        found: dict[str, dict[str, Any]] = packed.unpack(packed.pack(self.kept.capture()))
+        return found
+
+
+# `boundary(frame, step)` is called as each iteration begins.
+Boundary = Callable[[FrameType, int], int]
+
+
+def at_each(keeper: Keeper, names: str, steps: list[dict[str, dict[str, Any]]]) -> Boundary:
+    """Return a boundary of a run that keeps what it saves after each step."""
+
+    def boundary(frame: FrameType, step: int) -> int:
+        if step == 0:
+            keeper.follow(frame, names.split())
+        else:
+            keeper.take(frame)
+        steps.append(keeper.saved())
+        return step
+
+    return boundary
+
+
+def going_on(keeper: Keeper, names: str, at: int, saved: dict[str, dict[str, Any]]) -> Boundary:
+    """Return a boundary of a run that goes on behind step `at`."""
+
+    def boundary(frame: FrameType, step: int) -> int:
+        if step == 0:
+            keeper.follow(frame, names.split())
+            keeper.kept.restore(saved)
+            keeper.put_back(frame)
+            return at
+        keeper.take(frame)
+        return step
+
+    return boundary
+
+
+def equal_from_each_step(training: Callable[[Boundary], Any], names: str, steps: int) -> None:
+    """Run it once, and then from each of its steps on."""
+    saves: list[dict[str, dict[str, Any]]] = []
+    undisturbed = training(at_each(Keeper(), names, saves))
+    for at in range(steps):
+        keeper = Keeper()
+        assert training(going_on(keeper, names, at, saves[at])) == undisturbed, at
+        assert (keeper.warned, keeper.lacking()) == ([], "")
+
+
+class Meter:
+    def __init__(self, limit: int = 0) -> None:
+        self.limit, self.total, self.values = limit, 0.0, [0.0]
+
+    def add(self, value: float) -> None:
+        self.total += value
+        self.values.append(value)
+
+
+def test_all_kinds_of_values_go_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        total, best, pair = 0.0, None, (0, "")
+        losses, recent, kinds, meters = [], deque(maxlen=2), {}, [Meter(), Meter()]
+        mean, array = torch.zeros(2), numpy.zeros(2)
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            total += 1.5 * step
+            best = step if best is None or step % 3 == 0 else best
+            pair = (step, pair[1] + "x")
+            losses.append(total)
+            recent.append(step)
+            kinds[step % 2] = kinds.get(step % 2, 0) + 1
+            meters[step % 2].add(step)
+            mean = 0.5 * mean + step
+            array += step
+            step = boundary(sys._getframe(), step + 1)
+        said = [(one.total, one.values) for one in meters]
+        return [total, best, pair, losses, recent, kinds, said, mean.tolist(), array.tolist()]
+
+    equal_from_each_step(training, "total best pair losses recent kinds meters mean array", 6)
+
+
+def test_a_variable_of_a_module() -> None:
+    def training(boundary: Boundary) -> int:
+        global count  # noqa: PLW0603
+        count = 0
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            count += step + 1
+            step = boundary(sys._getframe(), step + 1)
+        return count
+
+    equal_from_each_step(training, "count", 4)
+
+
+def test_a_variable_that_an_inner_function_sets() -> None:
+    def training(boundary: Boundary) -> int:
+        seen = 0
+
+        def add(number: int) -> None:
+            nonlocal seen
+            seen += number
+
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            add(step)
+            step = boundary(sys._getframe(), step + 1)
+        return seen
+
+    equal_from_each_step(training, "seen", 4)
+
+
+def test_a_variable_that_the_loop_makes() -> None:
+    def training(boundary: Boundary) -> int:
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            if step == 1:
+                first = 10
+            step = boundary(sys._getframe(), step + 1)
+        return first
+
+    saves: list[dict[str, dict[str, Any]]] = []
+    keeper = Keeper()
+    each = at_each(keeper, "", saves)
+
+    def boundary(frame: FrameType, step: int) -> int:
+        if step == 2:
+            keeper.follow(frame, ["first"], have_changed=True)
+        return each(frame, step)
+
+    assert training(boundary) == 10
+    assert training(going_on(Keeper(), "", 3, saves[3])) == 10
+
+
+def test_what_the_loop_does_not_change_is_as_the_new_start_has_it() -> None:
+    def training(boundary: Boundary, limit: int) -> list[Any]:
+        meter, settings = Meter(limit), {"steps": limit}
+        step = boundary(sys._getframe(), 0)
+        while step < 3:
+            meter.add(1.0)
+            step = boundary(sys._getframe(), step + 1)
+        return [meter.limit, settings, meter.total, meter.values]
+
+    names = "meter.total meter.values meter.limit settings"
+    saves: list[dict[str, dict[str, Any]]] = []
+    training(at_each(Keeper(), names, saves), 5)
+    result = training(going_on(Keeper(), names, 2, saves[2]), 7)
+    assert result == [7, {"steps": 7}, 3.0, [0.0, 1.0, 1.0, 1.0]]
+
+
+def test_who_else_knows_a_list_sees_the_one_that_comes_back() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        known = history = [0]
+        fresh = old = [0]
+        step = boundary(sys._getframe(), 0)
+        while step < 3:
+            history.append(step)
+            fresh = [*fresh, step]
+            step = boundary(sys._getframe(), step + 1)
+        return [known, history, fresh, old]
+
+    equal_from_each_step(training, "history fresh", 3)
+
+
+def test_what_is_begun_anew_in_each_round_is_put_back_in_its_place() -> None:
+    saves: list[dict[str, dict[str, Any]]] = []
+    keeper = Keeper()
+
+    def training(boundary: Boundary, rounds: Iterator[int], keeper: Keeper) -> list[Any]:
+        for keeper.round in rounds:
+            known = losses = [keeper.round]
+            step = boundary(sys._getframe(), 0)
+            while step < 3:
+                losses.append(step)
+                step = boundary(sys._getframe(), step + 1)
+        return [known, losses]
+
+    undisturbed = training(at_each(keeper, "losses", saves), iter(range(2)), keeper)
+    again = Keeper()
+    saved = saves[-2]
+    assert training(going_on(again, "losses", 2, saved), iter([1]), again) == undisturbed
+
+
+def test_what_can_not_be_kept_is_said() -> None:
+    keeper = Keeper()
+
+    def training() -> None:
+        handle, big, grows, meter = object(), [0] * 2000, [0] * 990, Meter()
+        meter.open = handle  # type: ignore[attr-defined]
+        inside = SimpleNamespace(handle=handle)
+        assert inside and big
+        assert inside
+        frame = sys._getframe()
+        names = ["handle", "big", "grows", "meter.total", "meter.open", "inside", "missing", "nothing.inside"]
+        keeper.follow(frame, names)
+        assert [name for name in names if keeper.keeps(frame, name)] == ["grows", "meter.total"]
+        grows += [0] * 20
+        keeper.take(frame)
+        assert not keeper.keeps(frame, "grows")
+
+    training()
+    (warned,) = keeper.warned
+    assert "'grows' of test_what_can_not_be_kept_is_said.<locals>.training, which has grown beyond" in warned
+
+
+def test_a_name_that_is_gone_is_said_once() -> None:
+    keeper = Keeper()
+    keeper.kept.restore({"m:train": {"total": 1.0}, "m:train:meter": {"count": 2}})
+    keeper.put_back(sys._getframe())
+    said = keeper.lacking()
+    assert "the variable 'total' of train, the attribute 'count' of 'meter' of train" in said
+    assert keeper.lacking() == ""
+
+
+def test_nothing_new_is_told_while_nothing_changes() -> None:
+    keeper = Keeper()
+    total, losses = 1.0, [1.0]
+    frame = sys._getframe()
+    keeper.follow(frame, ["total", "losses"])
+    keeper.take(frame)
+    assert keeper.kept.capture().tree == {}
+    losses.append(total)
+    keeper.take(frame)
+    assert not keeper.kept.is_same()
+    first = keeper.kept.capture()
+    assert keeper.kept.is_same()
+    keeper.take(frame)
+    assert keeper.kept.is_same()
+    assert keeper.kept.capture() is first
+
+
+def test_a_failure_in_it_ends_it_and_not_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    keeper = Keeper()
+    total = 1.0
+    frame = sys._getframe()
+    keeper.follow(frame, ["total"])
+
+    def fail(*_: object) -> None:
+        raise ValueError("odd")
+
+    monkeypatch.setattr(keeper.kept, "take", fail)
+    keeper.take(frame)
+    keeper.take(frame)
+    assert keeper.warned == [
+        "No variables of the script are kept from here on: ValueError: odd. After a failure they are as it "
+        "sets them."
+    ]
+    assert not keeper.keeps(frame, "total")
+    assert keeper.kept.capture().tree == {}
+    assert total == 1.0
+
+
+def test_each_name_is_said_once() -> None:
+    keeper = Keeper()
+    keeper.say_kept(["a", "b", "a"])
+    keeper.say_kept(["b", "c"])
+    assert [text.split(". ")[0] for text in keeper.said] == [
+        "The loop changes variables of the script: a, b",
+        "The loop changes variables of the script: c",
+    ]
+
+
+PLAIN = st.recursive(
+    st.none() | st.booleans() | st.integers(-9, 9) | st.floats(allow_nan=False) | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=2), inner, max_size=3),
+    max_leaves=8,
+)
+
+
+@given(st.lists(PLAIN, min_size=1, max_size=5), st.data())
+def test_any_plain_value_comes_back(values: list[Any], data: st.DataObject) -> None:
+    """A variable has one of the values after the other; a restart goes on from any of them."""
+
+    def training(boundary: Boundary) -> list[Any]:
+        value: Any = "as built"
+        seen: list[Any] = []
+        step = boundary(sys._getframe(), 0)
+        while step < len(values):
+            seen.append(value)
+            value = values[step]
+            step = boundary(sys._getframe(), step + 1)
+        return [value, seen]
+
+    saves: list[dict[str, dict[str, Any]]] = []
+    undisturbed = training(at_each(Keeper(), "value seen", saves))
+    at = data.draw(st.integers(0, len(values) - 1))
+    assert training(going_on(Keeper(), "value seen", at, saves[at])) == undisturbed
+
+
+def test_variables_are_set_from_outside() -> None:
+    def inner(frame: FrameType) -> None:
+        set_variables(frame, {"number": 5, "shared": 6, "later": 7})
+
+    def generator() -> Iterator[int]:
+        inside = 1
+        yield inside
+        yield inside
+
+    number, shared = 1, 2
+
+    def read() -> int:
+        return shared
+
+    inner(sys._getframe())
+    assert (number, shared, read()) == (5, 6, 6)
+    later: int
+    assert later == 7  # noqa: F821
+    one = generator()
+    assert next(one) == 1
+    set_variables(one.gi_frame, {"inside": 8})  # type: ignore[attr-defined]
+    assert next(one) == 8
