@@ -56,7 +56,7 @@ def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
     assert {"500", "cut request"} & set(door.done)
     (saved,) = (event["step"] for event in events(launcher, "saved"))
     assert saved in (4, 5)  # rank 0 may have been a step behind
-    # Of what a rank alone knows later steps may be there for a moment, until it is known that nobody needs them.
+    # Of what a rank alone knows later steps may be there, until it is known that nobody needs them.
     copied = [event for event in events(launcher, "copied_to_objects") if event["kind"] == "rank"]
     assert {event["step"] for event in copied} == {saved}
     door.fault = lambda request: ""
