@@ -347,10 +347,8 @@ def test_a_lost_host_loses_nothing(job: Job, tmp_path: Path, undisturbed: list[s
         job.kill(lost)
         shutil.rmtree(directories[lost] / "ckpt")
         if lost == 0:
-            missed = (
-                f"the host that held the rendezvous' store at {STORE} is gone, or cut off. Start the same"
-            )
-            told = until_told(agents[1], missed)
+            gone = f"the host that held the rendezvous' store at {STORE} is gone, or cut off. Start the same"
+            told = until_told(agents[1], gone)
         agents[lost] = job.start(lost, *command, directory=directories[lost])
     ends = [job.launcher.finish(agent) for agent in agents]
     assert [end.status for end in ends] == [0, 0], ends[0].err + ends[1].err
