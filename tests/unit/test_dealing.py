@@ -30,7 +30,7 @@ class Rank:
         self.told: list[str] = []
         self.loop = Loop(
             begins=lambda: None,
-            boundary=lambda: True,
+            boundary=lambda frame: True,
             write_again=lambda: None,
             put_back=lambda: None,
             warn=self.told.append,

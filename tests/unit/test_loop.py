@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
+from types import FrameType
 from typing import Any
 
 import numpy
@@ -268,7 +269,7 @@ class Training:
     def _begins(self) -> None:
         self.scheduled_as_loop_began = self.scheduled
 
-    def _boundary(self) -> bool:
+    def _boundary(self, frame: FrameType | None) -> bool:
         made, self.turns = self.turns > 0, 0
         if made:
             self.boundary[self.step] = self._state()
