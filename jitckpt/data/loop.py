@@ -69,6 +69,7 @@ class Loop:
         warn: Callable[[str], None],
         asked: Callable[[FrameType], None] = lambda frame: None,
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
+        pass_begins: Callable[[], None] = lambda: None,
         drawn: Callable[[int], None] = lambda number: None,
         head: Head | None = None,
     ) -> None:
@@ -77,15 +78,16 @@ class Loop:
         None where it does not ask, but comes to a loop's end. It returns whether optimizer steps have been
         made since the last one. write_again: write what this rank alone knows after the last step once more.
         put_back: put the state back that the job was restored to, whatever the script has done since the loop
-        began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch.
-        drawn: it is given a batch, of that pass of the epoch. head: looks at what it computes outside of its
-        loops.
+        began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch;
+        pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch. head:
+        looks at what it computes outside of its loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
-        self._epoch_begins, self._drawn, self._between = epoch_begins, drawn, BetweenLoops(head, warn)
+        self._epoch_begins, self._pass_begins, self._drawn = epoch_begins, pass_begins, drawn
+        self._between = BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
         self._iteration = 0
@@ -283,6 +285,8 @@ class Loop:
         number = len(self._passes)
         saved = self._saved[number] if number < len(self._saved) else None
         self._between.ends()
+        if not self._in_epochs or self._driven is not None:
+            self._pass_begins()
         if self._in_epochs:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))

@@ -119,6 +119,7 @@ class AccelerateTraining:
             scaler=accelerator.scaler,
             progress=self,
             left_out=script_loops.LEFT_OUT,
+            keeps_variables=True,
             keep="give an object with state_dict and load_state_dict that has them to "
             "accelerator.register_for_checkpointing",
         )

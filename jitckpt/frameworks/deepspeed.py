@@ -92,6 +92,7 @@ class DeepSpeedTraining:
             schedulers=[scheduler] if hasattr(scheduler, "state_dict") and hasattr(scheduler, "step") else [],
             progress=self,
             left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
+            keeps_variables=True,
             shard=(rank, ranks) if is_sharded else None,
         )
         if self.protection is not None:

@@ -96,6 +96,7 @@ class Made:
             schedulers=[one for one in schedulers if one.optimizer is self._optimizer],
             progress=None,  # it counts nothing itself
             left_out=script_loops.LEFT_OUT,
+            keeps_variables=True,
         )
         if self.protection is not None:
             # What the script does after Megatron's step, as its scheduler's, belongs to it.

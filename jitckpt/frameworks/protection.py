@@ -130,6 +130,7 @@ def begin(
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
     keeps_attributes: bool = False,
+    keeps_variables: bool = False,
 ) -> FrameworkProtection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
@@ -137,8 +138,8 @@ def begin(
     words that say where what the script carries on itself is kept, as "keep them in ...". shard:
     which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
     the adapter has the framework do again whatever follows the restored step. keeps_attributes: it keeps
-    those of the model's modules itself. Raises CheckpointError if there are saves but none can be used:
-    nothing ever starts over silently.
+    those of the model's modules itself. keeps_variables: the loop is the script's, so its variables are kept.
+    Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
     global _current, _taken  # noqa: PLW0603
     if _taken:
@@ -174,6 +175,7 @@ def begin(
     parts += ["loss scale"] if scaler is not None else []
     parts += ["random numbers", "data position"]
     parts += ["the framework's own progress"] if progress is not None else []
+    parts += ["variables of the script's loop"] if keeps_variables else []
     without = f"; not: {left_out}" if left_out else ""
     if job.is_protected:
         _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
@@ -181,6 +183,8 @@ def begin(
     job.trust_extra()
     if keeps_attributes:
         job.leave_attributes()
+    if keeps_variables:
+        job.keep_variables()
     _current = FrameworkProtection(job, job.restore())
     return _current
 

@@ -19,9 +19,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt.frameworks import protection
 
-LEFT_OUT = (
-    "variables of the script's own loop, such as counters; evaluations in epochs that are done are made again"
-)
+LEFT_OUT = "evaluations in epochs that are done are made again"
 
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 PROGRESS_BARS = (

@@ -23,8 +23,9 @@ from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, script_generators, script_variables, trackers, zero_gradients
+from jitckpt.state import kept_variables, parallel, script_generators, trackers, zero_gradients
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
+from jitckpt.state.kept_variables import KeptVariables
 from jitckpt.state.model_state import HeldParameters, ModelState
 from jitckpt.state.optimizer_state import (
     OptimizerPart,
@@ -36,7 +37,6 @@ from jitckpt.state.optimizer_state import (
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
-from jitckpt.state.script_variables import ScriptVariables
 from jitckpt.state.unwrapping import unwrapped
 from jitckpt.state.zero_gradients import Gradients, GradientsSeen
 
@@ -102,7 +102,7 @@ class Unchanged(NamedTuple):
     and functions that return their bytes now.
     """
 
-    looks: tuple[Seen | PlainAttributes | ScriptGenerators | ScriptVariables, ...]
+    looks: tuple[Seen | PlainAttributes | ScriptGenerators | KeptVariables, ...]
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -121,12 +121,11 @@ class HostState:
         loop: Loop | None = None,
         wrappers: Mapping[int, Sequence[object]] | None = None,
         kept: Kept = NOTHING,
-        keeps_script: bool = False,
+        finds_generators: bool = False,
     ) -> None:
         """wrappers: what lies around an optimizer, by its id(), and may have attributes that change.
 
-        kept: what is kept though it was not given. keeps_script: generators of random numbers, and variables
-        of the script are found, and kept.
+        kept: what is kept though it was not given. finds_generators: those of the script are found, and kept.
         """
         self.loop = loop
         self.model = None if model is None else ModelState(model, kept.averages())
@@ -140,8 +139,8 @@ class HostState:
         self.schedulers = [SchedulerState(scheduler) for scheduler in every]
         self.scaler = kept.scaler if scaler is None else scaler
         self.extra = extra
-        self.generators = ScriptGenerators() if keeps_script else None
-        self.variables = ScriptVariables() if keeps_script else None
+        self.generators = ScriptGenerators() if finds_generators else None
+        self.variables: KeptVariables | None = None  # of the script, where they are kept
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
         self.random = RandomState(device)
@@ -189,13 +188,14 @@ class HostState:
         if self.generators is not None:
             parts[script_generators.PART] = self.generators.capture()
         if self.variables is not None:
-            parts[script_variables.PART] = self.variables.capture()
+            parts[kept_variables.PART] = self.variables.capture()
         return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def kept_names(self) -> list[str]:
-        """Return what is kept though it was not given; generators as far as they were used by now."""
+        """Return what is kept though it was not given; of the script what it has used or changed by now."""
         generators = [] if self.generators is None else self.generators.names()
-        return [*self.kept.names(), *(f"the generator {name}" for name in generators)]
+        variables = [] if self.variables is None else self.variables.names()
+        return [*self.kept.names(), *(f"the generator {name}" for name in generators), *variables]
 
     def capture_extra(self) -> Encoded:
         """Return the state of `extra`, which there is, under that name."""
@@ -475,7 +475,7 @@ class HostState:
         if self.generators is not None:
             self.generators.restore(parts.get(script_generators.PART))
         if self.variables is not None:
-            self.variables.restore(parts.get(script_variables.PART))
+            self.variables.restore(parts.get(kept_variables.PART))
         self.random.restore(parts["random"])
 
 

@@ -36,7 +36,9 @@ DICTS = frozenset({dict, OrderedDict, defaultdict, Counter})
 CHANGEABLE = (SEQUENCES - {tuple, frozenset}) | DICTS  # containers
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
-OBJECT, MEMBER = "*object", "*member"  # the one key of what stands for an object, or for an enum's member
+# The one key of what stands for an object, for an enum's member, or for a list of numbers.
+OBJECT, MEMBER, NUMBERS = "*object", "*member", "*numbers"
+LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
 Tensors = dict[int, tuple["_Written", Tensor]]  # copies, by the ids of what they were made of
 
@@ -109,7 +111,7 @@ def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, 
         tensors[id(tensor)] = before
         return before[1]
 
-    return _Walk({*visited}, copied, numpy.copy).of(value), tensors
+    return _Walk({*visited}, copied, numpy.copy, packs=True).of(value), tensors
 
 
 def is_whole(value: object) -> bool:
@@ -139,6 +141,8 @@ def put(here: Any, value: Any, *, in_place: bool) -> Any:
     if kind is dict and [*value] in ([OBJECT], [MEMBER]):
         ((what, told),) = value.items()
         return (_put_object if what == OBJECT else _put_member)(here, told)
+    if kind is dict and [*value] == [NUMBERS]:
+        return _put_list(here, value[NUMBERS].tolist(), in_place)
     if kind is numpy.ndarray:
         return _put_array(here, value) if in_place else value
     if kind in DICTS:
@@ -160,9 +164,10 @@ class _Walk:
         of_array: Callable[[Any], Any],
         *,
         skips: bool = True,
+        packs: bool = False,
     ) -> None:
-        """skips: leave out what is not plain in objects."""
-        self._skips = skips
+        """skips: leave out what is not plain in objects. packs: have a tensor stand for a list of numbers."""
+        self._skips, self._packs = skips, packs
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
         self._in_container = False
@@ -203,6 +208,8 @@ class _Walk:
             return told if kind is defaultdict else kind(told)
         if kind in SEQUENCES:
             self._take(len(value), 0)
+            if self._packs and kind is list and (numbers := _numbers(value)) is not None:
+                return {NUMBERS: numbers}
             parts = map(self._key if kind in (set, frozenset) else self.of, [*value])
             return deque(parts, value.maxlen) if kind is deque else kind(parts)
         if isinstance(value, enum.Enum):
@@ -264,6 +271,16 @@ def _plain_copy(value: Any) -> Any:
         return _seen.plain_copy(value)
     except RecursionError:  # it contains itself
         return None
+
+
+def _numbers(value: list[Any]) -> Tensor | None:
+    """Return the numbers of a list of such, if all are of one type, and there are some."""
+    kinds = {*map(type, value)} if len(value) >= LEAST_NUMBERS else set()
+    if kinds == {float}:
+        return torch.tensor(value, dtype=torch.float64, device="cpu")
+    if kinds == {int} and min(value) >= -(1 << 63) and max(value) < 1 << 63:
+        return torch.tensor(value, dtype=torch.int64, device="cpu")
+    return None
 
 
 def _digest(array: Any) -> tuple[Any, ...]:

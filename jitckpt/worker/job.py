@@ -33,6 +33,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, kept
 from jitckpt.state.host_state import HostState
+from jitckpt.state.kept_variables import KeptVariables
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
@@ -44,7 +45,7 @@ from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.as_restored import AsRestored
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
-from jitckpt.worker.kept_variables import VariableKeeper
+from jitckpt.worker.frames import frames_that_ask
 from jitckpt.worker.protection import Protection, max_ahead
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
@@ -54,6 +55,7 @@ from jitckpt.worker.saving.saver import SaveFunction
 from jitckpt.worker.script_generators import generators_from
 from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.unprotected import Unprotected
+from jitckpt.worker.variable_keeper import VariableKeeper
 
 CALLED_TWICE = "jitckpt.init was called twice in this process; call close() on the first job before."
 CHANGED_TWICE = (
@@ -244,13 +246,8 @@ class Job:
         self._loop = self._make_loop(given, self._make_variables(given, *known, of_epochs=True))
         device, problem = arguments.device_of(given.model)
         self._host = _host_of(given, device, self._loop)
-        if self._host.variables is not None:
-            self._keeper = VariableKeeper(
-                self._host.variables,
-                lambda: self._loop.round,
-                say=self._say_at_first,
-                warn=self._reporter.warn_on_first,
-            )
+        if given.kept is not None:
+            self.keep_variables()
         self._find_generators()
         self._host.progress()  # whatever can't be saved is refused here and now
         if environment.FULL_WORLD.get():
@@ -330,6 +327,7 @@ class Job:
             warn=self._reporter.warn_on_first,
             asked=self._variables.loop_begins,
             epoch_begins=variables_of_epochs.look,
+            pass_begins=partial(self._pass_begins, variables_of_epochs),
             drawn=self._batch_drawn,
             head=self._head,
         )
@@ -569,6 +567,16 @@ class Job:
         if self._host.model is not None:
             self._host.model.leave_attributes()
 
+    def keep_variables(self) -> None:
+        """Keep what the script's loop changes in its variables."""
+        self._host.variables = KeptVariables()
+        self._keeper = VariableKeeper(
+            self._host.variables,
+            lambda: self._loop.round,
+            say=self._say_at_first,
+            warn=self._reporter.warn_on_first,
+        )
+
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""
         if self._restored_parts is not None:
@@ -643,6 +651,11 @@ class Job:
     def _batch_drawn(self, number: int) -> None:
         self._protection.batch_drawn(number)
 
+    def _pass_begins(self, variables_of_epochs: ScriptVariables) -> None:
+        """The script begins a pass over its batches, perhaps in a loop over epochs that nobody knows."""
+        for asks in frames_that_ask(sys._getframe(1))[-1:]:
+            variables_of_epochs.look(asks)
+
     def _write_again(self) -> None:
         self._protection.write_again()
 
@@ -703,7 +716,7 @@ def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostS
         device=device,
         loop=loop,
         kept=given.kept or kept.NOTHING,
-        keeps_script=given.kept is not None,
+        finds_generators=given.kept is not None,
     )
 
 

@@ -83,8 +83,8 @@ def load(
     if not (is_whole or made_up):
         reporter.warn(
             f"Rank {identity.rank} may have failed between its optimizer step {choice.step} and the "
-            "end of that iteration. What the script changes there (random numbers, variables, extra) is lost: this run "
-            f"may differ from an undisturbed one.{advice.current().exact_at_epochs_end}"
+            "end of that iteration. What the script changes there (random numbers, variables, extra) is "
+            f"lost: this run may differ from an undisturbed one.{advice.current().exact_at_epochs_end}"
         )
     if "loop" in parts and not document.get("at_boundary", True) and not made_up:
         reporter.warn_on_first(

@@ -44,7 +44,7 @@ from jitckpt.worker.carried_names import (
 )
 from jitckpt.worker.frames import frames_that_ask, is_ours, scripts_frames, variables_of
 from jitckpt.worker.held_variables import HeldVariables, marks_before
-from jitckpt.worker.kept_variables import VariableKeeper
+from jitckpt.worker.variable_keeper import VariableKeeper
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
 MOST_VALUES = 2000  # that are looked at in one variable
@@ -312,7 +312,9 @@ class ScriptVariables:
         marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
         own = self._marks_of(scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code)
         if not tells_nothing and (keeper := self._keeper()) is not None:
-            keeper.follow(frame, [*own, *outside])
+            # What seems to count the steps as restore() does is not named; kept it can be all the same.
+            counted = [name for name in carried if type(scope.get(name)) is int and name not in known[0]]
+            keeper.follow(frame, [*own, *outside, *counted])
         return marks | own
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.state import plain_values
-from jitckpt.state.script_variables import ScriptVariables, place_inside, where
+from jitckpt.state.kept_variables import KeptVariables, place_inside, where
 from jitckpt.worker.carried_names import set_behind
 from jitckpt.worker.frames import frames_that_ask, is_scripts
 
@@ -34,7 +34,7 @@ class VariableKeeper:
 
     def __init__(
         self,
-        kept: ScriptVariables,
+        kept: KeptVariables,
         of_round: Callable[[], object],
         *,
         say: Callable[[str], None],

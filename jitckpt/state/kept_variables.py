@@ -51,7 +51,7 @@ def place_inside(place: str, name: str) -> str:
     return f"{place}:{name}"
 
 
-class ScriptVariables:
+class KeptVariables:
     """All of a job's that are plain values, by place and name; what never changes is in no save."""
 
     def __init__(self) -> None:
@@ -116,7 +116,10 @@ class ScriptVariables:
         changed = self._attributes.changed()
         told = {place: changed[place] for place in sorted(scopes.keys() & changed.keys())}
         if told.keys() != self._told.keys() or any(told[place] is not self._told[place] for place in told):
-            self._told, self._captured = told, tree_codec.encode(told, PART)
+            tree, tensors = tree_codec.encode(told, PART)
+            if tree == self._captured.tree:
+                tree = self._captured.tree  # by which is told that nothing but numbers is new
+            self._told, self._captured = told, Encoded(tree, tensors)
 
     def capture(self) -> Encoded:
         """Return what has changed as it was looked at last; the same object while nothing is new."""
@@ -149,6 +152,10 @@ class ScriptVariables:
             self._attributes.restore({place: known})
             new[place] = {name: values[name] for name in known if _is_new(name, values, scope)}
         return new
+
+    def names(self) -> list[str]:
+        """Return which are in a save by now, in words."""
+        return [_named(place, name) for place, told in self._told.items() for name in told]
 
     def lacking(self) -> str:
         """Return, once, a sentence on what was restored and is not there; "" for none."""

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.encoding import packed
-from jitckpt.state.script_variables import ScriptVariables
-from jitckpt.worker.kept_variables import VariableKeeper
+from jitckpt.state.kept_variables import KeptVariables
+from jitckpt.worker.variable_keeper import VariableKeeper
 
 count = 0
 
@@ -24,7 +24,7 @@ class Keeper(VariableKeeper):
     """With what a job has around it."""
 
     def __init__(self) -> None:
-        self.kept, self.round = ScriptVariables(), 0
+        self.kept, self.round = KeptVariables(), 0
         self.said: list[str] = []
         self.warned: list[str] = []
         super().__init__(self.kept, lambda: self.round, say=self.said.append, warn=self.warned.append)
@@ -109,6 +109,23 @@ def test_all_kinds_of_values_go_on() -> None:
         return [total, best, pair, losses, recent, kinds, said, mean.tolist(), array.tolist()]
 
     equal_from_each_step(training, "total best pair losses recent kinds meters mean array", 6)
+
+
+@pytest.mark.parametrize(
+    "built",
+    [[0.0] * 40, [float("inf"), -0.0] * 20, [1] * 40, [True] * 40, [1 << 70] * 40, [0.5] * 39 + [1]],
+    ids=["floats", "odd floats", "ints", "bools", "large ints", "mixed"],
+)
+def test_long_lists_of_numbers(built: list[Any]) -> None:
+    def training(boundary: Boundary) -> list[str]:
+        history = [*built]
+        step = boundary(sys._getframe(), 0)
+        while step < 3:
+            history.append(built[step])
+            step = boundary(sys._getframe(), step + 1)
+        return [repr(one) for one in history]
+
+    equal_from_each_step(training, "history", 3)
 
 
 def test_a_variable_of_a_module() -> None:
