@@ -138,11 +138,16 @@ def put(here: Any, value: Any, *, in_place: bool) -> Any:
     for objects. Raises LookupError if it is an object's and no such object is there.
     """
     kind = type(value)
+    if kind is dict and [*value] == [NUMBERS]:
+        return _put_list(here, value[NUMBERS].tolist(), in_place)
     if kind is dict and [*value] in ([OBJECT], [MEMBER]):
         ((what, told),) = value.items()
         return (_put_object if what == OBJECT else _put_member)(here, told)
-    if kind is dict and [*value] == [NUMBERS]:
-        return _put_list(here, value[NUMBERS].tolist(), in_place)
+    return _put_plain(here, value, in_place)
+
+
+def _put_plain(here: Any, value: Any, in_place: bool) -> Any:
+    kind = type(value)
     if kind is numpy.ndarray:
         return _put_array(here, value) if in_place else value
     if kind in DICTS:
