@@ -170,15 +170,17 @@ def begin(
     except (JitckptError, TypeError, ValueError) as error:
         _say_first(f"{framework}: recognised, but not protected: {error}")
         return None
-    parts = ["model", f"{len(optimizers)} optimizers" if len(optimizers) > 1 else "optimizer"]
-    parts += ["learning rates"] if schedulers else []
-    parts += ["loss scale"] if scaler is not None else []
-    parts += ["random numbers", "data position"]
-    parts += ["the framework's own progress"] if progress is not None else []
-    parts += ["variables of the script's loop"] if keeps_variables else []
-    without = f"; not: {left_out}" if left_out else ""
+    protected = {
+        "model": True,
+        f"{len(optimizers)} optimizers" if len(optimizers) > 1 else "optimizer": True,
+        "learning rates": bool(schedulers),
+        "loss scale": scaler is not None,
+        "random numbers, data position": True,
+        "the framework's own progress": progress is not None,
+        "variables of the script's loop": keeps_variables,
+    }
     if job.is_protected:
-        _say_first(f"{framework}: recognised. Protected: {', '.join(parts)}{without}.")
+        _say_recognised(framework, [part for part, is_so in protected.items() if is_so], left_out)
     job.made_up = made_up
     job.trust_extra()
     if keeps_attributes:
@@ -187,6 +189,11 @@ def begin(
         job.keep_variables()
     _current = FrameworkProtection(job, job.restore())
     return _current
+
+
+def _say_recognised(framework: str, protected: Sequence[str], left_out: str) -> None:
+    without = f"; not: {left_out}" if left_out else ""
+    _say_first(f"{framework}: recognised. Protected: {', '.join(protected)}{without}.")
 
 
 def current() -> FrameworkProtection | None:

@@ -24,7 +24,7 @@ LACKING = (
 Scopes = Mapping[str, Mapping[str, Any]]  # variables by their names, of the places that are there now
 
 
-class Place(NamedTuple):
+class VariablePlace(NamedTuple):
     """What a place's text says. function: "" for a module; object: the variable with it, "" for none."""
 
     module: str
@@ -41,9 +41,9 @@ class Place(NamedTuple):
         return f"{self.module}:{self.function}"
 
 
-def where(place: str) -> Place:
+def where(place: str) -> VariablePlace:
     module, function, variable = f"{place}:".split(":")[:3]
-    return Place(module, function, variable)
+    return VariablePlace(module, function, variable)
 
 
 def place_inside(place: str, name: str) -> str:
