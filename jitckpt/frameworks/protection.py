@@ -141,15 +141,8 @@ def begin(
     those of the model's modules itself. keeps_variables: the loop is the script's, so its variables are kept.
     Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
-    global _current, _taken  # noqa: PLW0603
-    if _taken:
-        _say_first(
-            f"{framework}: only the first training of a process is protected, and this is another one."
-        )
-        return None
-    _taken = framework
-    if jobs.is_current():
-        _say_first(f"{framework}: the script calls jitckpt.init itself, so this is left to it.")
+    global _current  # noqa: PLW0603
+    if not _take(framework):
         return None
     advice.of_framework(keep)
     try:
@@ -189,6 +182,21 @@ def begin(
         job.keep_variables()
     _current = FrameworkProtection(job, job.restore())
     return _current
+
+
+def _take(framework: str) -> bool:
+    """Return whether the framework may have this process's training in hand; say so if not."""
+    global _taken  # noqa: PLW0603
+    if _taken:
+        _say_first(
+            f"{framework}: only the first training of a process is protected, and this is another one."
+        )
+        return False
+    _taken = framework
+    if jobs.is_current():
+        _say_first(f"{framework}: the script calls jitckpt.init itself, so this is left to it.")
+        return False
+    return True
 
 
 def _say_recognised(framework: str, protected: Sequence[str], left_out: str) -> None:

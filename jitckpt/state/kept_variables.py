@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.state import plain_values
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
 from jitckpt.state.plain_values import SCALARS
 
@@ -58,6 +59,7 @@ class KeptVariables:
         self._values: dict[str, dict[str, Any]] = {}  # as they were when they were looked at last
         self._owners: dict[str, Owner] = {}  # of these
         self._names: dict[str, set[str]] = {}
+        self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
         self._attributes = PlainAttributes({}, most_bytes=MOST_BYTES, named=_named)
         self._told: dict[str, dict[str, Any]] = {}
         self._captured = self._given = Encoded({}, {})
@@ -89,6 +91,7 @@ class KeptVariables:
         self._attributes.begin_with(place, name)
         if self._attributes.keeps(place, name):
             self._names[place].add(name)
+            self._first[place][name], _ = plain_values.copy(value, (), {})
         else:
             del self._values[place][name]
 
@@ -137,18 +140,23 @@ class KeptVariables:
     def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
         """Put back what was restored, in the places that are there; return what is to be set to new values.
 
-        may_have: the names that a function may have; others may have any.
+        What no save had yet is as it was at first: a script whose loop over epochs is no loop of the job has
+        run through those that were done, without batches, and may have changed it. may_have: the names that a
+        function may have; others may have any.
         """
         new: dict[str, dict[str, Any]] = {}
-        for place in [place for place in self._saved if place in scopes]:
-            saved, scope = self._saved.pop(place), scopes[place]
+        for place in scopes.keys() & self.places():
+            saved, scope = self._saved.pop(place, {}), scopes[place]
             known = {name: value for name, value in saved.items() if name in may_have.get(place, saved)}
             if lacking := {name: value for name, value in saved.items() if name not in known}:
                 self._saved[place] = lacking
             self._begin(place)
             self._names[place].update(known)
-            values = self._values[place]
-            values.update({name: scope[name] for name in known if name in scope})
+            values, first = self._values[place], self._first[place]
+            values.clear()
+            values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
+            changed = self._attributes.changed().get(place, {})
+            known |= {name: first[name] for name in first.keys() & changed.keys() - known.keys()}
             self._attributes.restore({place: known})
             new[place] = {name: values[name] for name in known if _is_new(name, values, scope)}
         return new
@@ -169,7 +177,7 @@ class KeptVariables:
 
     def _begin(self, place: str) -> None:
         if place not in self._names:
-            self._names[place], self._values[place] = set(), {}
+            self._names[place], self._values[place], self._first[place] = set(), {}, {}
             self._owners[place] = Owner(_Variables(self._values[place]), _is_looked_at)
             self._attributes.look_again({**self._owners})
 

@@ -67,6 +67,7 @@ VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, nump
 ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
+CONSTANTS = (type(None), *NUMBERS, str, bytes)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
 # Where torch keeps what it calls for a module, a tensor or an optimizer.
 HOOKS = (
@@ -312,9 +313,9 @@ class ScriptVariables:
         marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
         own = self._marks_of(scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code)
         if not tells_nothing and (keeper := self._keeper()) is not None:
-            # What seems to count the steps as restore() does is not named; kept it can be all the same.
-            counted = [name for name in carried if type(scope.get(name)) is int and name not in known[0]]
-            keeper.follow(frame, [*own, *outside, *counted])
+            # What may come back in another way, by restore() or `extra`, is not named; kept it can be.
+            numbers = [name for name in carried if self._is_number(scope.get(name))]
+            keeper.follow(frame, [*own, *outside, *numbers])
         return marks | own
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
@@ -353,7 +354,8 @@ class ScriptVariables:
         attributes = frozenset() if code is None else _carried_in(code)
         marks: dict[str, object] = {}
         for name, value in scope.items():
-            if name in kept_names or id(value) in kept or name.startswith("__"):
+            is_kept = id(value) in kept and not isinstance(value, CONSTANTS)  # of which many have one
+            if name in kept_names or is_kept or name.startswith("__"):
                 continue
             if isinstance(value, GENERATORS):
                 marks[name] = _state_of(value)
@@ -371,6 +373,9 @@ class ScriptVariables:
                         marks |= _inside(kind.__name__, kind, kept, attributes)
                 marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
+
+    def _is_number(self, value: object) -> bool:
+        return type(value) is int or (type(value) is float and not self._is_counted(value, None, False))
 
     def _is_counted(self, value: object, code: CodeType | None, tells_nothing: bool) -> bool:
         if type(value) is int:

@@ -45,6 +45,7 @@ AT_PLACES = {
     "transformers, accumulated": Program(("transformers",), "transformers_accumulated.py"),
     "trl": Program(("trl", "peft"), "trl_sft.py"),
     "lightning, a GAN": Program(("lightning",), "lightning_gan.py"),
+    "accelerate, variables": Program(("accelerate",), "accelerate_variables.py"),
 }
 PROGRAMS = {
     **AT_PLACES,

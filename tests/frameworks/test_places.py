@@ -19,7 +19,15 @@ PLACES = {
     ),
     "trl": ("1/log/3", "1/optimizer begins/6"),
     "lightning, a GAN": ("1/step begins/6", "1/between optimizers/6"),
+    "accelerate, variables": ("1/step begins/6", "0/epoch ends/2"),
 }
+
+
+# Of what a program does, and of what its own tool for being killed counts.
+KNOWN = (
+    "Several optimizer steps are made in one iteration",
+    "The loop changes variables of the script that no save holds: _passed.",
+)
 
 
 @pytest.mark.parametrize(
@@ -34,4 +42,4 @@ def test_ends_as_undisturbed(
     assert ends == plain(name, 2), said[-6000:]
     assert "Restart 1 went on from step" in said
     warnings = {line.partition("RuntimeWarning: jitckpt: ")[2] for line in said.splitlines()} - {""}
-    assert all(one.startswith("Several optimizer steps are made in one iteration") for one in warnings), said
+    assert all(one.startswith(KNOWN) for one in warnings), said

@@ -229,6 +229,42 @@ def test_what_is_begun_anew_in_each_round_is_put_back_in_its_place() -> None:
     assert training(going_on(again, "losses", 2, saved), iter([1]), again) == undisturbed
 
 
+def test_what_epochs_without_batches_have_changed_is_as_it_was_at_first() -> None:
+    """A loop over epochs that is the script's own begins with the first one again."""
+    saves: list[dict[str, dict[str, Any]]] = []
+
+    def training(boundary: Boundary) -> list[Any]:
+        best, ends = None, [0]
+        for epoch in range(2):
+            total = 0.0
+            step = boundary(sys._getframe(), 3 * epoch)
+            while step < 3 * (epoch + 1):
+                total += 1.0
+                step = boundary(sys._getframe(), step + 1)
+            if total < 3.0:
+                best = total
+                ends.append(epoch)
+        return [best, ends, total]
+
+    keeper, names = Keeper(), "best ends total"
+    first = at_each(keeper, names, saves)
+    undisturbed = training(lambda frame, step: first(frame, step) if step % 3 else step)
+    assert undisturbed == [None, [0], 3.0]
+    keeper = Keeper()
+
+    def restarted(frame: FrameType, step: int) -> int:
+        if step == 0:
+            keeper.follow(frame, names.split())
+            return 3
+        if step == 3:
+            keeper.kept.restore({"m:": {}})
+            keeper.put_back(frame)
+        return step
+
+    assert training(restarted) == undisturbed
+    assert keeper.warned == []
+
+
 def test_what_can_not_be_kept_is_said() -> None:
     keeper = Keeper()
 
