@@ -8,10 +8,12 @@ behind an optimizer step, and put back where a restart goes on with it: what is 
 from collections.abc import Collection, Mapping
 from typing import Any, NamedTuple
 
+from torch import Tensor
+
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import plain_values
-from jitckpt.state.plain_attributes import Owner, PlainAttributes
+from jitckpt.state.plain_attributes import NEW, Owner, PlainAttributes
 from jitckpt.state.plain_values import SCALARS
 
 PART = "variables"
@@ -20,6 +22,11 @@ LACKING = (
     "The save has {names}, which the script's loop had changed. There is no such variable where the loop "
     "goes on now, so it is put into nothing, and this run may differ from an undisturbed one. Keep the "
     "functions and variables around the loop as in the start that has saved."
+)
+
+OBJECTS = (
+    "A save lacks {name}, in which the loop puts objects of a class of the script's that it makes: after a "
+    "restart it is as the script builds it. If that matters, put their numbers there, in lists or dicts."
 )
 
 Scopes = Mapping[str, Mapping[str, Any]]  # variables by their names, of the places that are there now
@@ -99,6 +106,7 @@ class KeptVariables:
         """Keep a variable that has changed by now."""
         self.follow(place, name, value)
         if name in self._names[place]:
+            self._first[place].pop(name, None)
             self._attributes.has_changed(place, name)
 
     def keeps(self, place: str, name: str, value: object) -> bool:
@@ -116,7 +124,9 @@ class KeptVariables:
             values.clear()
             values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
             self._attributes.built_again(place, built.get(place, ()))
+        self._leave_out_objects(self._attributes.changed())
         changed = self._attributes.changed()
+        self._let_go()
         told = {place: changed[place] for place in sorted(scopes.keys() & changed.keys())}
         if told.keys() != self._told.keys() or any(told[place] is not self._told[place] for place in told):
             tree, tensors = tree_codec.encode(told, PART)
@@ -180,6 +190,27 @@ class KeptVariables:
             self._names[place], self._values[place], self._first[place] = set(), {}, {}
             self._owners[place] = Owner(_Variables(self._values[place]), _is_looked_at)
             self._attributes.look_again({**self._owners})
+
+    def _leave_out_objects(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
+        """Leave out, with a sentence, what has objects that were not there at first: none can be made."""
+        for place, told in changed.items():
+            for name, copied in told.items():
+                if copied is not self._told.get(place, {}).get(name):
+                    is_new = type(copied) is dict and [*copied] == [NEW]
+                    first = self._first[place].get(name)
+                    if not plain_values.has_objects_of(copied[NEW] if is_new else copied, first):
+                        self._attributes.leave(place, name)
+                        self.problems.append(OBJECTS.format(name=_named(place, name)))
+
+    def _let_go(self) -> None:
+        """Keep no tensor alive, nor what has become too large or no plain value."""
+        for place, values in self._values.items():
+            for name, value in [*values.items()]:
+                is_kept = self._attributes.keeps(place, name)
+                if not is_kept:
+                    self._names[place].discard(name)
+                if isinstance(value, Tensor) or not is_kept:
+                    del values[name]
 
     def _has_another_name(self, place: str, name: str, value: object) -> bool:
         """Whether a value that is no number is kept as another variable's, too."""

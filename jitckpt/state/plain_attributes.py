@@ -113,6 +113,11 @@ class PlainAttributes:
             self._marks.get((path, name), _NOT_PLAIN) is not _NOT_PLAIN and (path, name) not in self._dropped
         )
 
+    def leave(self, path: str, name: str) -> None:
+        """Look at an attribute no more."""
+        self._leave((path, name))
+        self._tell()
+
     def changed(self) -> dict[str, dict[str, Any]]:
         """Return what has changed by now, by paths and names; the same object while nothing has since."""
         has_changed = not self._seen.is_same() and self._look(())
@@ -242,10 +247,7 @@ class PlainAttributes:
 
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""
-        self._dropped.add(key)
-        self._by_value = [one for one in self._by_value if one != key]
-        for known in (self._copies, self._tensors, self._sizes, self._built):
-            known.pop(key, None)
+        self._leave(key)
         if not isinstance(value, Tensor):
             self.problems.append(
                 TOO_MUCH.format(
@@ -254,6 +256,12 @@ class PlainAttributes:
                     bytes=plain_values.MOST_BYTES // 1000,
                 )
             )
+
+    def _leave(self, key: Key) -> None:
+        self._dropped.add(key)
+        self._by_value = [one for one in self._by_value if one != key]
+        for known in (self._copies, self._tensors, self._sizes, self._built):
+            known.pop(key, None)
 
     def _tell(self) -> None:
         self._changed = {}

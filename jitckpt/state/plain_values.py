@@ -123,6 +123,21 @@ def is_whole(value: object) -> bool:
     return True
 
 
+def has_objects_of(copied: Any, first: Any) -> bool:
+    """Return whether all objects in a copy can be put into such as a copy before it has at the same place."""
+    if not isinstance(copied, dict | list | tuple | deque):
+        return True
+    if type(copied) is dict and [*copied] == [OBJECT]:
+        kind, attributes = copied[OBJECT]
+        is_there = type(first) is dict and [*first] == [OBJECT] and first[OBJECT][0] == kind
+        return is_there and has_objects_of(attributes, first[OBJECT][1])
+    if isinstance(copied, dict):
+        there = first if isinstance(first, dict) else {}
+        return all(has_objects_of(one, there.get(key)) for key, one in copied.items())
+    before = first if isinstance(first, list | tuple | deque) else ()
+    return all(has_objects_of(*pair) for pair in [*zip_longest(copied, before)][: len(copied)])
+
+
 def size_of(copied: Any) -> int:
     """Return how many bytes the tensors and arrays in a copy have."""
     if isinstance(copied, Tensor | numpy.ndarray):

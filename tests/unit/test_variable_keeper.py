@@ -1,10 +1,12 @@
 """What a loop changes in variables of functions, modules and objects comes back where a restart goes on."""
 
 import sys
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from types import FrameType, SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy
 import pytest
@@ -76,6 +78,13 @@ def equal_from_each_step(training: Callable[[Boundary], Any], names: str, steps:
         keeper = Keeper()
         assert training(going_on(keeper, names, at, saves[at])) == undisturbed, at
         assert (keeper.warned, keeper.lacking()) == ([], "")
+
+
+class Opaque:
+    __slots__ = ("__weakref__", "handle")
+
+    def __init__(self) -> None:
+        self.handle = object()
 
 
 class Meter:
@@ -284,6 +293,41 @@ def test_what_can_not_be_kept_is_said() -> None:
     training()
     (warned,) = keeper.warned
     assert "'grows' of test_what_can_not_be_kept_is_said.<locals>.training, which has grown beyond" in warned
+
+
+def test_objects_that_the_loop_makes_are_said() -> None:
+    keeper = Keeper()
+    made, listed, same = None, [], [Meter()]
+    frame = sys._getframe()
+    keeper.follow(frame, ["made", "listed", "same"])
+    keeper.take(frame)
+    assert keeper.warned == []
+    made = Meter()
+    listed.append(Meter())
+    same[0].add(1.0)
+    keeper.take(frame)
+    assert [text.split(",")[0] for text in keeper.warned] == [
+        f"A save lacks the variable {name!r} of test_objects_that_the_loop_makes_are_said"
+        for name in ("listed", "made")
+    ]
+    (told,) = keeper.saved().values()
+    assert [*told] == ["same"]
+    assert made.total == 0.0
+
+
+def test_nothing_is_kept_alive_that_the_script_lets_go() -> None:
+    keeper = Keeper()
+    small, large, odd = torch.zeros(2), None, None
+    frame = sys._getframe()
+    keeper.follow(frame, ["small", "large", "odd"])
+    for _ in range(3):
+        small, large, odd = small + 1, torch.zeros(100_000), Opaque()
+        held = weakref.ref(small), weakref.ref(large), weakref.ref(odd)
+        keeper.take(frame)
+        assert keeper.kept.capture().tree == {f"{__name__}:{frame.f_code.co_qualname}": {"small": ANY}}
+        small, large, odd = small.clone(), None, None
+        assert [one() for one in held] == [None] * 3
+    assert not keeper.keeps(frame, "odd")
 
 
 def test_a_name_that_is_gone_is_said_once() -> None:
