@@ -36,7 +36,7 @@ from jitckpt.system.lifeline import Lifeline
 from jitckpt.wire.moves import DumpedRank
 
 LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
-READING_SECONDS = 5.0  # in which a worker that is held reads what it was sent before
+READING_SECONDS = 30.0  # in which a worker that is held reads what it was sent before
 ATTEMPTS = 2  # to restore
 FIRST_FREE = 3  # descriptors: after the standard ones
 MOST_BYTES = 1 << 20  # of a message

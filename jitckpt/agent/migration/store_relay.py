@@ -23,7 +23,7 @@ from jitckpt.wire.environment import STORE_ADDRESSES, STORE_RELAY
 
 PIECE = 1 << 16  # bytes
 MOST_UNSENT = 1 << 20  # bytes; who has so many to come is not listened to meanwhile
-CLOSING_SECONDS = 10.0  # in which a store reads what it was sent, answers it and closes
+CLOSING_SECONDS = 30.0  # in which a store reads what it was sent, answers it and closes
 BACKLOG = 512
 PAUSE = 0.1  # seconds, where no descriptor is left for a connection
 
