@@ -12,9 +12,8 @@ from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SCALARS, NotPlain, Tensors, TooMuch
+from jitckpt.state.plain_values import SCALARS, Built, NotPlain, Tensors, TooMuch
 
-NEW = "*new"  # the one key of what stands for a value that is no more the object that the script built
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
     "A save lacks {name}, which has become a {kind} that can't be saved without pickle, or another name of "
@@ -23,10 +22,6 @@ BECOME = (
 TOO_MUCH = (
     "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
     "script builds it. If that matters, empty it now and then, or make it a buffer."
-)
-LACKING = (
-    "The save has {name}, for which there is no place here: it is put into nothing, so this run may differ "
-    "from an undisturbed one. Build it as in the start that has saved."
 )
 
 NUMBERS = frozenset({type(None), bool, int, float})
@@ -50,7 +45,7 @@ class PlainAttributes:
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
-        self._built: dict[Key, Any] = {}  # objects as they are at first, as long as they are there
+        self._built: dict[Key, Built] = {}  # as far as it is there still
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
@@ -93,13 +88,9 @@ class PlainAttributes:
                     if owner is None:
                         raise LookupError
                     here = vars(owner.object)
-                    is_new = type(value) is dict and [*value] == [NEW]
-                    told = value[NEW] if is_new else value
-                    here[name] = plain_values.put(here.get(name), told, in_place=not is_new)
-                    if is_new:
-                        self._built.pop((path, name), None)
+                    here[name] = plain_values.put(here.get(name), value)
                 except LookupError:
-                    self.problems.append(LACKING.format(name=_named(path, name)))
+                    self.problems.append(plain_values.LACKING.format(name=_named(path, name)))
                     continue
                 self._copies[path, name] = None  # from now on it is in each save
                 self._marks[path, name] = _UNKNOWN
@@ -143,14 +134,15 @@ class PlainAttributes:
         return has_changed
 
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
-        if type(value) not in SCALARS:
-            self._built[key] = value
+        walk = plain_values.Marks(visited)
         try:
-            self._marks[key] = plain_values.bounded_mark(value, visited)
+            self._marks[key] = walk.of(value)
         except NotPlain:
             self._marks[key] = _NOT_PLAIN
         except TooMuch:
             self._dropped.add(key)  # a data set or a table of words, as a rule
+            return
+        self._built[key] = walk.built
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
@@ -165,11 +157,12 @@ class PlainAttributes:
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
-            if mark == known and not (type(mark) is dict and [*mark] != [*known]):
+            if plain_values.is_same(mark, known):
                 return False
             if self._is_shared(key, value):
                 raise NotPlain
-            copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
+            known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
+            copy, tensors, built = plain_values.copy(value, before, known_tensors, built)
             if size := plain_values.size_of(copy):
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > MOST_BYTES:
@@ -183,15 +176,13 @@ class PlainAttributes:
         except TooMuch:
             self._drop(key, value)
             return True
-        if self._built.get(key) is not value:
-            self._built.pop(key, None)
-        self._marks[key], self._tensors[key] = mark, tensors
-        self._copies[key] = copy if key in self._built or type(value) in SCALARS else {NEW: copy}
+        self._marks[key], self._tensors[key], self._built[key] = mark, tensors, built
+        self._copies[key] = copy
         return True
 
     def _is_shared(self, key: Key, value: object) -> bool:
         """Whether it has become another name of a container that is looked at; it would come back as two."""
-        if type(value) not in plain_values.CHANGEABLE or self._built.get(key) is value:
+        if type(value) not in plain_values.CHANGEABLE or self._built.get(key, {}).get(()) is value:
             return False
         others = (other for other in self._by_value if other != key)
         return any(vars(self._owners[path].object).get(name) is value for path, name in others)
