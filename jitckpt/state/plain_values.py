@@ -6,6 +6,7 @@ there. What is still the object that the script has built is put back into it, a
 another by now (at any depth) comes back as a new one, as others may know what lies in its place.
 """
 
+import ctypes
 import enum
 import weakref
 from argparse import Namespace
@@ -321,8 +322,11 @@ def digest(array: Any) -> tuple[Any, ...]:
 
 
 def _words_of(tensor: Tensor) -> bytes:
-    words = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_64_digest(words.numpy().data)
+    """Return a digest of a tensor's memory on the host; without torch, as a step may have hundreds."""
+    if not tensor.is_contiguous():
+        tensor = tensor.detach().contiguous()
+    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
+    return xxhash.xxh3_64_digest(memory)
 
 
 def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
