@@ -28,8 +28,9 @@ OPAQUE = (nn.Module, Optimizer, type, types.ModuleType, types.FunctionType, type
 _UNKNOWN = object()
 
 CHANGES = (
-    "A save lacks {name}, a {kind}, which changes and can't be saved without pickle: after a restart it is "
-    "as the script builds it. Keep what matters in `extra`, or let its state_dict say it."
+    "A save lacks {name}, a {kind}, which changes and can't be saved without pickle, or has come to lie in a "
+    "parameter's memory: after a restart it is as the script builds it. Keep what matters in `extra`, or let "
+    "its state_dict say it."
 )
 TOO_MUCH = (
     "A save lacks {name}, which has more than {values} values: whether it changes is not looked at, and "
@@ -106,9 +107,14 @@ class ChangedAttributes:
         parameters = {id(one) for group in groups for one in group["params"]}
         return parameters | self._wrappers | {*map(id, (self._optimizer, groups, self._optimizer.state))}
 
+    def _memory(self) -> set[int]:
+        """Return where the parameters lie."""
+        parameters = (one for group in self._optimizer.param_groups for one in group["params"])
+        return {parallel.memory_of(one).untyped_storage().data_ptr() for one in parameters} - {0}
+
     def _keep(self, name: str, value: Any, known: Collection[int]) -> None:
         """Tell the attribute as a save has it, or name it."""
-        walk = _Told(known, self._built.get(name, {}))
+        walk = _Told(known, self._memory(), self._built.get(name, {}))
         try:
             self._changed[name] = walk.of(value)
         except NotPlain:
@@ -180,9 +186,15 @@ class _Marks(_Walk):
 class _Told(_Walk):
     """Tells a value as a save has it, with its very tensors and arrays."""
 
-    def __init__(self, known: Collection[int], before: Built) -> None:
-        super().__init__(set(), lambda one: one, lambda one: one, before=before)
-        self._known = known
+    def __init__(self, known: Collection[int], memory: Collection[int], before: Built) -> None:
+        """memory: where the parameters lie; what the training sets there would be apart after a restart."""
+        super().__init__(set(), self._tensor, lambda one: one, before=before)
+        self._known, self._memory = known, memory
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory:
+            raise NotPlain
+        return tensor
 
     def other(self, value: Any, place: Place) -> Any:
         if (self.before or {}).get(place) is not value:

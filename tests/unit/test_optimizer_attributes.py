@@ -171,6 +171,20 @@ def test_what_becomes_something_that_cant_be_kept_is_named_and_the_rest_is_saved
     assert again.wrapper.skipped == 5
 
 
+def test_one_that_the_training_sets_to_a_parameters_memory_is_named() -> None:
+    """A save has its values alone, so after a restart it would no more follow the parameter."""
+    start = Start(kept=[])
+    bias = start.model[0].bias
+    start.wrapper.kept = [bias.detach().clone()]
+    start.saved()
+    assert start.problems() == []
+    start.wrapper.kept = [bias.data[1:]]
+    start.saved()
+    (problem,) = start.problems()
+    assert "'kept'" in problem
+    assert "a parameter's memory" in problem
+
+
 def test_very_many_values_are_named_and_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(attributes._Walk, "most_values", 100)
     start = Start(table=[object()] * 200, grows=[torch.zeros(1)])
