@@ -143,6 +143,10 @@ def _mark(value: Any, known: Collection[int]) -> Any:
 
 class _Walk(plain_values.Walk):
     most_values, most_bytes = MOST_VALUES, float("inf")  # tensors may be as large as the parameters are
+    known: Collection[int]  # ids of what is looked at by others
+
+    def of(self, value: Any, place: Place = ()) -> Any:
+        return self.other(value, place) if id(value) in self.known else super().of(value, place)
 
 
 class _Marks(_Walk):
@@ -150,14 +154,14 @@ class _Marks(_Walk):
 
     def __init__(self, known: Collection[int]) -> None:
         super().__init__(set(), TensorMark, plain_values.digest)
-        self._known, self._objects = known, 0
+        self.known, self._objects = known, 0
 
     def key(self, key: Any) -> Any:
         return key if type(key) in SCALARS else (type(key), id(key))
 
     def other(self, value: Any, place: Place) -> Any:
         which = type(value), id(value)
-        if id(value) in self._known or isinstance(value, OPAQUE):
+        if id(value) in self.known or isinstance(value, OPAQUE):
             self.built[place] = value
         elif isinstance(value, Tensor):
             own = parallel.memory_of(value)
@@ -189,26 +193,25 @@ class _Told(_Walk):
     def __init__(self, known: Collection[int], memory: Collection[int], before: Built) -> None:
         """memory: where the parameters lie; what the training sets there would be apart after a restart."""
         super().__init__(set(), self._tensor, lambda one: one, before=before)
-        self._known, self._memory = known, memory
+        self.known, self._memory = known, memory
 
     def _tensor(self, tensor: Tensor) -> Tensor:
         if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory:
             raise NotPlain
-        return tensor
+        return tensor.detach() if tensor.requires_grad else tensor  # no graph outlives its minibatch
 
     def other(self, value: Any, place: Place) -> Any:
-        if (self.before or {}).get(place) is not value:
+        if self.is_in_new or not self._is_built(value, place):
             raise NotPlain
-        if id(value) in self._known or isinstance(value, OPAQUE):
+        if id(value) in self.known or isinstance(value, OPAQUE):
             self.built[place] = value
             return {AS_BUILT: type(value).__qualname__}
-        if (
-            isinstance(value, Tensor)
-            and type(value) in (Tensor, nn.Parameter)
-            and plain_values.is_dense(value)
-        ):
+        if type(value) in (Tensor, nn.Parameter) and plain_values.is_dense(value):
             return value  # it is trained, so another one would be no parameter
         raise NotPlain
+
+    def _is_built(self, value: object, place: Place) -> bool:
+        return self.before is not None and self.before.get(place) is value
 
 
 def _state_of(value: Any) -> Any:

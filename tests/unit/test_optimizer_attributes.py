@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from jitckpt.state import attributes
 from jitckpt.state.attributes import ChangedAttributes
+from jitckpt.state.plain_values import NEW
 
 
 class Wrapper:
@@ -131,6 +132,22 @@ def test_parameters_in_an_attribute_stay_parameters() -> None:
 
 def replace_master(wrapper: Any) -> None:
     wrapper.kept[0] = nn.Parameter(torch.ones(3))
+
+
+def test_a_parameter_that_is_a_plain_tensor_is_saved_once() -> None:
+    flat = torch.zeros(1000)
+    optimizer = torch.optim.SGD([flat], lr=0.1)
+    kept = ChangedAttributes(Wrapper(optimizer, flat=[flat]), optimizer)
+    flat.add_(1)
+    assert kept.changed() == {}
+
+
+def test_a_graph_is_not_kept() -> None:
+    start = Start(loss=None)
+    start.wrapper.loss = start.model(torch.ones(1, 3)).sum()
+    attributes = ChangedAttributes(start.wrapper, start.optimizer)
+    start.wrapper.loss = start.wrapper.loss + 0
+    assert not attributes.changed()["loss"][NEW].requires_grad
 
 
 @pytest.mark.parametrize(
