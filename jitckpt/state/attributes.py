@@ -9,7 +9,8 @@ for itself; what changes in them is named.
 import itertools
 import random
 import types
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy
@@ -114,7 +115,7 @@ class ChangedAttributes:
 
     def _keep(self, name: str, value: Any, known: Collection[int]) -> None:
         """Tell the attribute as a save has it, or name it."""
-        walk = _Told(known, self._memory(), self._built.get(name, {}))
+        walk = _Told(known, self._memory, self._built.get(name, {}))
         try:
             self._changed[name] = walk.of(value)
         except NotPlain:
@@ -190,13 +191,13 @@ class _Marks(_Walk):
 class _Told(_Walk):
     """Tells a value as a save has it, with its very tensors and arrays."""
 
-    def __init__(self, known: Collection[int], memory: Collection[int], before: Built) -> None:
+    def __init__(self, known: Collection[int], memory: Callable[[], set[int]], before: Built) -> None:
         """memory: where the parameters lie; what the training sets there would be apart after a restart."""
         super().__init__(set(), self._tensor, lambda one: one, before=before)
-        self.known, self._memory = known, memory
+        self.known, self._memory = known, cache(memory)
 
     def _tensor(self, tensor: Tensor) -> Tensor:
-        if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory:
+        if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory():
             raise NotPlain
         return tensor.detach() if tensor.requires_grad else tensor  # no graph outlives its minibatch
 
