@@ -151,6 +151,19 @@ def put(here: Any, value: Any, *, in_place: bool = True) -> Any:
     return value if how is None else how(here, value, in_place)
 
 
+def spelled_out(copied: Any) -> Any:
+    """Return a copy without what says how it is put back: objects by their attributes, members by names."""
+    if isinstance(copied, dict) and len(copied) == 1:
+        ((what, told),) = copied.items()
+        if what in (OBJECT, MEMBER, NEW):
+            return spelled_out(told if what == NEW else told[1])
+    if type(copied) in DICTS:
+        return type(copied)({key: spelled_out(one) for key, one in copied.items()})
+    if type(copied) is deque:
+        return deque(map(spelled_out, copied), copied.maxlen)
+    return type(copied)(map(spelled_out, copied)) if type(copied) in (list, tuple) else copied
+
+
 class Walk:
     """Goes through one value, up to what is too much."""
 

@@ -305,6 +305,17 @@ def test_the_job_s_state_has_them() -> None:
     assert told(other) == told(model)
 
 
+def test_a_save_function_is_told_the_values_alone() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(2)
+    told = plain_values.spelled_out(carried(kept))[""]
+    assert told["losses"] == [2]
+    assert told["meter"] == {"sum": 2, "count": 1}
+    assert told["meters"] == {"a": {"sum": 0, "count": 0}, "b": {"sum": 4, "count": 1}}
+    assert (told["phase"], told["later"], told["history"]) == ("TRAIN", ("set", 2), deque([2], 3))
+
+
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
