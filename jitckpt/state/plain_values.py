@@ -6,7 +6,6 @@ there. What is still the object that the script has built is put back into it, a
 another by now (at any depth) comes back as a new one, as others may know what lies in its place.
 """
 
-import ctypes
 import enum
 import weakref
 from argparse import Namespace
@@ -24,6 +23,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from jitckpt import _seen
+from jitckpt.bindings import memory
 from jitckpt.encoding import strides
 from jitckpt.system import installed
 
@@ -338,8 +338,7 @@ def _words_of(tensor: Tensor) -> bytes:
     """Return a digest of a tensor's memory on the host; without torch, as a step may have hundreds."""
     if not tensor.is_contiguous():
         tensor = tensor.detach().contiguous()
-    memory = (ctypes.c_char * tensor.nbytes).from_address(tensor.data_ptr()) if tensor.nbytes else b""
-    return xxhash.xxh3_64_digest(memory)
+    return xxhash.xxh3_64_digest(memory.at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
 
 
 def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
