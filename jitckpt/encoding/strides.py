@@ -39,7 +39,7 @@ def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
     """
     if len(stride) != tensor.dim() or any(type(one) is not int or one < 0 for one in stride):
         raise ValueError(f"a tensor of {tensor.dim()} dimensions can't have the strides {stride!r:.80}")
-    along = [(size, step) for size, step in zip(tensor.shape, stride, strict=True) if size > 1]
+    along = _along(tensor.shape, stride)
     span = 1 + sum((size - 1) * step for size, step in along)
     if not _are_apart(along) or span > LARGEST_GAPS * max(tensor.numel(), 1):
         return tensor
@@ -50,6 +50,15 @@ def laid_out(tensor: Tensor, stride: Sequence[int]) -> Tensor:
 def all_laid_out(tensors: Mapping[str, Tensor], how: Mapping[str, Sequence[int]]) -> dict[str, Tensor]:
     """Return the tensors of a save, of which `how` has the strides that others_than_rows returned."""
     return {**tensors, **{name: laid_out(tensors[name], how[name]) for name in how if name in tensors}}
+
+
+def is_apart(tensor: Tensor) -> bool:
+    """Whether no two elements of a tensor share memory, so that it can be written to."""
+    return tensor.layout is torch.strided and _are_apart(_along(tensor.shape, tensor.stride()))
+
+
+def _along(shape: Sequence[int], stride: Sequence[int]) -> list[tuple[int, int]]:
+    return [(size, step) for size, step in zip(shape, stride, strict=True) if size > 1]
 
 
 def _are_apart(along: Sequence[tuple[int, int]]) -> bool:

@@ -169,18 +169,26 @@ def judge(trial: Trial, run: Run, undisturbed: Run, ignored: Collection[str] = (
         reasons.append("all minibatches redone")
     if any(number > 1 for number in redone):
         reasons.append(f"{' and '.join(map(str, redone))} minibatches redone")
-    reasons += [f"left behind {thing}" for thing in run.left_behind]
-    times = [
-        recovery.first_step_seconds for recovery in recoveries if recovery.first_step_seconds is not None
-    ]
+    step = recoveries[-1].step if recoveries else None
+    return verdict(trial, run, reasons, step=step, redone=sum(redone) if redone else None)
+
+
+def verdict(
+    trial: Trial, run: Run, reasons: Sequence[str], *, step: int | None, redone: int | None, note: str = ""
+) -> TrialVerdict:
+    """Return what came of a trial; reasons why it did not pass, beside those that hold for any."""
+    left = [f"left behind {thing}" for thing in run.left_behind]
+    halves = [f"two halves went on at once: {sign}" for sign in run.halves]
+    times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
     return TrialVerdict(
         failure=str(trial),
-        step=recoveries[-1].step if recoveries else None,
-        redone=sum(redone) if redone else None,
+        step=step,
+        redone=redone,
         recovery_seconds=max(times, default=None),
         seconds=run.seconds,
-        failures=len(recoveries),
-        reason="; ".join(reasons),
+        failures=len(run.recoveries),
+        reason="; ".join([*reasons, *left, *halves]),
+        note=note,
     )
 
 

@@ -25,7 +25,7 @@ from jitckpt.rehearsal.strikes_at_etcd import (
     MembersStop,
     Stops,
 )
-from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
 
 HOST = "host"
 RANKS = (HOSTS, HOSTS - 1)
@@ -115,17 +115,11 @@ def judge(trial: Trial, run: Run, undisturbed: Run, said: str, ignored: Sequence
     reasons += sorted(
         {line for line in said.splitlines() if any(text in line for text in lost) and MAYBE_LOST not in line}
     )
-    reasons += [f"left behind {thing}" for thing in run.left_behind]
-    reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
-    restored = [event["step"] for event in run.events if event["event"] == "restored"]
-    times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return TrialVerdict(
-        failure=str(trial),
-        step=restored[-1] if restored else 0,
+    return verdict(
+        trial,
+        run,
+        reasons,
+        step=trials_on_hosts.went_on_from(run),
         redone=None,  # what a stopped or cut-off host has printed comes late
-        recovery_seconds=max(times, default=None),
-        seconds=run.seconds,
-        failures=len(run.recoveries),
-        reason="; ".join(reasons),
         note="" if run.restarts else "nothing came of it, equal bit for bit",
     )

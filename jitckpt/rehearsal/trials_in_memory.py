@@ -17,7 +17,7 @@ from pathlib import Path
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
-from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
 from jitckpt.rehearsal.trials_on_hosts import LOST_STATE
 from jitckpt.tiers import host_memory
 
@@ -295,16 +295,4 @@ def judge(
     redone = max((event["newest"] - step for event in kept for step in steps if event["newest"]), default=1)
     if redone > MOST_REDONE and has_own_directories(trial):
         reasons.append(f"{redone} minibatches redone")
-    reasons += [f"left behind {thing}" for thing in run.left_behind]
-    reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
-    times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return TrialVerdict(
-        failure=str(trial),
-        step=max(steps, default=0),
-        redone=redone,
-        recovery_seconds=max(times, default=None),
-        seconds=run.seconds,
-        failures=len(run.recoveries),
-        reason="; ".join(reasons),
-        note=note,
-    )
+    return verdict(trial, run, reasons, step=max(steps, default=0), redone=redone, note=note)

@@ -7,7 +7,7 @@ from itertools import pairwise
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run, Strike
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
-from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences
+from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
 
 # A host that has not the rendezvous' store, and the one that has it, at any time; a rank, in a chosen phase.
 HOST, STORE_HOST, RANK = "host", "store-host", "kill"
@@ -78,19 +78,12 @@ def judge_on_hosts(
         reasons.append(f"{run.restarts} restarts after {trial.failures} failures")
     reasons += [f"{number} minibatches redone" for number in redone]
     reasons += sorted({line for line in said.splitlines() if any(text in line for text in LOST_STATE)})
-    reasons += [f"left behind {thing}" for thing in run.left_behind]
-    reasons += [f"two halves went on at once: {sign}" for sign in run.halves]
-    restored = [event["step"] for event in run.events if event["event"] == "restored"]
-    times = [one.first_step_seconds for one in run.recoveries if one.first_step_seconds is not None]
-    return TrialVerdict(
-        failure=str(trial),
-        step=restored[-1] if restored else 0,
-        redone=max(redone, default=1),
-        recovery_seconds=max(times, default=None),
-        seconds=run.seconds,
-        failures=len(run.recoveries),
-        reason="; ".join(reasons),
-    )
+    return verdict(trial, run, reasons, step=went_on_from(run), redone=max(redone, default=1))
+
+
+def went_on_from(run: Run) -> int:
+    """Return the step that the job went on from last; 0 if it never did."""
+    return next((event["step"] for event in reversed(run.events) if event["event"] == "restored"), 0)
 
 
 def _redone(printed: Sequence[int]) -> Iterator[int]:

@@ -1,14 +1,16 @@
 """Attributes of an optimizer that change while it trains and are in no state_dict: counters, slow weights.
 
 Which change is learned, not declared: what an attribute is that never changes, the script builds again; and
-much of that (a rank, a process group) is another on every rank, so it must not be taken from a replica.
+much of that (a rank, a process group) is another on every rank, so it must not be taken from a replica. For
+the same reason objects of the script's own classes are not kept as those of modules are, which a rank saves
+for itself; what changes in them is named.
 """
 
 import itertools
 import random
 import types
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from functools import cache
 from typing import Any
 
 import numpy
@@ -16,15 +18,26 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt.encoding import tree_codec
-from jitckpt.errors import TreeError
-from jitckpt.state import parallel
+from jitckpt.state import parallel, plain_values
+from jitckpt.state.plain_values import AS_BUILT, SCALARS, Built, NotPlain, Place, TensorMark, TooMuch
 
 # What torch's own class keeps, beside all that begins with _ and names hooks.
 OF_TORCH = frozenset({"state", "param_groups", "defaults", "step"})
-PLAIN = frozenset({type(None), bool, int, float, complex, str, bytes})
-DEPTH = 3  # to which objects of the script's own classes are looked into
+DEPTH = 3  # to which objects of other classes are looked into
+MOST_VALUES = 100_000  # in one attribute: as many take a tenth of a second
 OPAQUE = (nn.Module, Optimizer, type, types.ModuleType, types.FunctionType, types.MethodType)
+_UNKNOWN = object()
+
+CHANGES = (
+    "A save lacks {name}, a {kind}, which changes and can't be saved without pickle, or has come to lie in a "
+    "parameter's memory: after a restart it is as the script builds it. Keep what matters in `extra`, or let "
+    "its state_dict say it."
+)
+TOO_MUCH = (
+    "A save lacks {name}, which has more than {values} values: whether it changes is not looked at, and "
+    "after a restart it is as the script builds it. Keep what matters in `extra`, or let its state_dict say "
+    "it."
+)
 
 
 class ChangedAttributes:
@@ -37,92 +50,169 @@ class ChangedAttributes:
         """
         self._owner, self._optimizer = owner, optimizer
         self._wrappers = {*map(id, wrappers)}
-        self._first: dict[str, Any] | None = None
-        self._changed: dict[str, None] = {}
+        self._marks: dict[str, Any] = {}
+        self._built: dict[str, Built] = {}
+        self._changed: dict[str, Any] = {}  # as a save has it, with the very tensors
         self._unsavable: set[str] = set()
-        self.problems: list[str] = []  # clauses that name what changes and can't be saved
-        if self._is_torchs():
-            return
-        self._first = self._marks()
-
-    @property
-    def looks(self) -> bool:
-        """Whether it looks at all; torch's own optimizers keep nothing in attributes."""
-        return self._first is not None
+        self._dropped: set[str] = set()
+        self.problems: list[str] = []  # sentences that name what changes and can't be saved
+        # torch's own optimizers keep nothing in attributes.
+        self.looks = not type(owner).__module__.startswith("torch.") and hasattr(owner, "__dict__")
+        known = self._known()
+        for name, value in self._attributes():
+            walk = _Marks(known)
+            try:
+                self._marks[name] = walk.of(value)
+            except TooMuch:
+                self._drop(name)
+            else:
+                self._built[name] = walk.built
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed by now, by name; what can't be saved is put into `problems` once."""
-        if self._first is None:
-            return {}
-        marks = self._marks()
-        for name, mark in marks.items():
-            if name not in self._changed and name not in self._unsavable and mark != self._first.get(name):
-                self._try(name)
-        return {name: vars(self._owner)[name] for name in self._changed if name in marks}
+        known, there = self._known(), set()
+        for name, value in self._attributes():
+            there.add(name)
+            try:
+                mark = _mark(value, known)
+                if not plain_values.is_same(mark, self._marks.get(name, _UNKNOWN)):
+                    self._marks[name] = mark
+                    self._keep(name, value, known)
+            except TooMuch:
+                self._drop(name)
+        self._changed = {name: told for name, told in self._changed.items() if name in there}
+        return self._changed
 
-    def restore(self, saved: Mapping[str, Any]) -> None:
-        """Put back what `changed` returned; tensors keep their memory, as others may know them."""
+    def restore(self, saved: Mapping[str, Any], *, in_place: bool = True) -> None:
+        """Put back what `changed` returned; what there is no place for is named in `problems`."""
         for name, value in saved.items():
-            self._changed[name] = None
             here = vars(self._owner).get(name)
-            if not _put(here, value):
-                setattr(self._owner, name, value)
+            try:
+                put = plain_values.put(here, value, in_place=in_place)
+            except LookupError:
+                self.problems.append(plain_values.LACKING.format(name=self._named(name)))
+                continue
+            if put is not here:
+                setattr(self._owner, name, put)
+            self._marks[name] = _UNKNOWN  # from now on it is in each save
 
-    def _is_torchs(self) -> bool:
-        return type(self._owner).__module__.startswith("torch.") or not hasattr(self._owner, "__dict__")
+    def _attributes(self) -> Iterator[tuple[str, Any]]:
+        for name, value in [*vars(self._owner).items()] if self.looks else ():
+            hook = name.startswith("_") and "hook" in name
+            if not (hook or name in OF_TORCH or name in self._dropped or name.startswith("_jitckpt")):
+                yield name, value
 
-    def _try(self, name: str) -> None:
-        """Keep the attribute from now on, or name it."""
-        value, owner = vars(self._owner)[name], type(self._owner).__qualname__
+    def _known(self) -> set[int]:
+        """Return the ids of what is looked at by others."""
+        groups = self._optimizer.param_groups
+        parameters = {id(one) for group in groups for one in group["params"]}
+        return parameters | self._wrappers | {*map(id, (self._optimizer, groups, self._optimizer.state))}
+
+    def _memory(self) -> set[int]:
+        """Return where the parameters lie."""
+        parameters = (one for group in self._optimizer.param_groups for one in group["params"])
+        return {parallel.memory_of(one).untyped_storage().data_ptr() for one in parameters} - {0}
+
+    def _keep(self, name: str, value: Any, known: Collection[int]) -> None:
+        """Tell the attribute as a save has it, or name it."""
+        walk = _Told(known, self._memory, self._built.get(name, {}))
         try:
-            tree_codec.encode(value, name)
-        except TreeError:
-            self._unsavable.add(name)
-            self.problems.append(f"the attribute {name!r} of {owner}, a {type(value).__qualname__}, changes")
-        else:
-            self._changed[name] = None
+            self._changed[name] = walk.of(value)
+        except NotPlain:
+            self._changed.pop(name, None)
+            if name not in self._unsavable:
+                self._unsavable.add(name)
+                kind = type(value).__qualname__
+                self.problems.append(CHANGES.format(name=self._named(name), kind=kind))
+        self._built[name] = walk.built
 
-    def _marks(self) -> dict[str, Any]:
-        known = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
-        known |= self._wrappers | {
-            id(self._optimizer),
-            id(self._optimizer.param_groups),
-            id(self._optimizer.state),
-        }
-        return {
-            name: _mark(value, known, DEPTH)
-            for name, value in vars(self._owner).items()
-            if name not in OF_TORCH
-            and not (name.startswith("_") and "hook" in name)
-            and name[:8] != "_jitckpt"
-        }
+    def _drop(self, name: str) -> None:
+        self._dropped.add(name)
+        self._changed.pop(name, None)
+        self.problems.append(TOO_MUCH.format(name=self._named(name), values=MOST_VALUES))
+
+    def _named(self, name: str) -> str:
+        return f"the attribute {name!r} of {type(self._owner).__qualname__}"
 
 
-def _mark(value: Any, known: set[int], depth: int) -> Any:
-    """Return what changes when the value does; of what can't be looked into, which object it is."""
-    kind = type(value)
-    mark: Any = id(value)
-    if kind in PLAIN:
-        mark = value
-    elif id(value) in known or isinstance(value, OPAQUE):
-        pass
-    elif isinstance(value, Tensor):
-        part = parallel.local(value)
-        mark = id(value), value._version, tuple(part.shape), part.dtype
-    elif isinstance(value, numpy.ndarray):
-        mark = id(value) if value.dtype.hasobject else value.tobytes()
-    elif isinstance(value, Mapping):
-        mark = [(_mark(key, known, depth), _mark(one, known, depth)) for key, one in [*value.items()]]
-    elif isinstance(value, list | tuple | deque):
-        mark = [_mark(one, known, depth) for one in [*value]]
-    elif isinstance(value, set | frozenset):
-        mark = sorted(map(repr, value))
-    elif (state := _state_of(value)) is not None:
-        mark = id(value), state
-    elif depth and not kind.__module__.startswith(("torch.", "builtins")):
-        kept = [*getattr(value, "__dict__", {}).items(), *slots_of(value)]
-        mark = id(value), [(name, _mark(one, known, depth - 1)) for name, one in kept]
-    return kind, mark
+def _mark(value: Any, known: Collection[int]) -> Any:
+    if type(value) in SCALARS:
+        return value
+    plain = plain_values.plain_copy(value)
+    return _Marks(known).of(value) if plain is None else plain
+
+
+class _Walk(plain_values.Walk):
+    most_values, most_bytes = MOST_VALUES, float("inf")  # tensors may be as large as the parameters are
+    known: Collection[int]  # ids of what is looked at by others
+
+    def of(self, value: Any, place: Place = ()) -> Any:
+        return self.other(value, place) if id(value) in self.known else super().of(value, place)
+
+
+class _Marks(_Walk):
+    """Marks; of what can't be looked into, which object it is."""
+
+    def __init__(self, known: Collection[int]) -> None:
+        super().__init__(set(), TensorMark, plain_values.digest)
+        self.known, self._objects = known, 0
+
+    def key(self, key: Any) -> Any:
+        return key if type(key) in SCALARS else (type(key), id(key))
+
+    def other(self, value: Any, place: Place) -> Any:
+        which = type(value), id(value)
+        if id(value) in self.known or isinstance(value, OPAQUE):
+            self.built[place] = value
+        elif isinstance(value, Tensor):
+            own = parallel.memory_of(value)
+            return which if own.is_inference() else (*which, TensorMark(own))
+        elif (state := _state_of(value)) is not None:
+            return *which, state
+        elif self.depth and isinstance(value, Mapping):
+            parts = enumerate([*value.items()])
+            return *which, [(self.key(key), self.of(one, (place, at))) for at, (key, one) in parts]
+        elif self.depth and not type(value).__module__.startswith(("torch.", "builtins")):
+            return *which, self._attributes_of(value, place)
+        return which
+
+    def _attributes_of(self, value: Any, place: Place) -> Any:
+        if self._objects == DEPTH:
+            return None
+        self._objects += 1
+        try:
+            kept = [*getattr(value, "__dict__", {}).items(), *plain_values.slots_of(value)]
+            self.take(len(kept), 0)
+            return [(name, self.of(one, (place, name))) for name, one in kept]
+        finally:
+            self._objects -= 1
+
+
+class _Told(_Walk):
+    """Tells a value as a save has it, with its very tensors and arrays."""
+
+    def __init__(self, known: Collection[int], memory: Callable[[], set[int]], before: Built) -> None:
+        """memory: where the parameters lie; what the training sets there would be apart after a restart."""
+        super().__init__(set(), self._tensor, lambda one: one, before=before)
+        self.known, self._memory = known, cache(memory)
+
+    def _tensor(self, tensor: Tensor) -> Tensor:
+        if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory():
+            raise NotPlain
+        return tensor.detach() if tensor.requires_grad else tensor  # no graph outlives its minibatch
+
+    def other(self, value: Any, place: Place) -> Any:
+        if self.is_in_new or not self._is_built(value, place):
+            raise NotPlain
+        if id(value) in self.known or isinstance(value, OPAQUE):
+            self.built[place] = value
+            return {AS_BUILT: type(value).__qualname__}
+        if type(value) in (Tensor, nn.Parameter) and plain_values.is_dense(value):
+            return value  # it is trained, so another one would be no parameter
+        raise NotPlain
+
+    def _is_built(self, value: object, place: Place) -> bool:
+        return self.before is not None and self.before.get(place) is value
 
 
 def _state_of(value: Any) -> Any:
@@ -136,40 +226,3 @@ def _state_of(value: Any) -> Any:
     if isinstance(value, numpy.random.RandomState):
         return repr(value.get_state())
     return repr(value) if isinstance(value, itertools.count) else None
-
-
-def slots_of(value: Any) -> list[tuple[str, Any]]:
-    """Return what an object keeps in __slots__."""
-    names = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
-    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
-
-
-def _listed(names: str | Iterable[str]) -> Iterable[str]:
-    return (names,) if isinstance(names, str) else names
-
-
-def _put(here: Any, value: Any) -> bool:
-    """Put a value into the memory of what is there; False if something is not alike."""
-    if isinstance(here, Tensor) and isinstance(value, Tensor):
-        alike = here.shape == value.shape and here.dtype == value.dtype
-        if alike and value.device.type != "meta":  # else it is a description alone
-            with torch.no_grad():
-                here.copy_(value)
-        return alike
-    if isinstance(here, list) and isinstance(value, list) and len(here) == len(value):
-        for index, (old, new) in enumerate(zip(here, value, strict=True)):
-            if not _put(old, new):
-                here[index] = new
-        return True
-    if isinstance(here, dict) and isinstance(value, dict):
-        for key in _without(here, value):
-            del here[key]
-        for key, new in value.items():
-            if not _put(here.get(key), new):
-                here[key] = new
-        return True
-    return False
-
-
-def _without(here: Mapping[Any, Any], value: Mapping[Any, Any]) -> Iterable[Any]:
-    return [key for key in here if key not in value]

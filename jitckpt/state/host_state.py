@@ -23,7 +23,14 @@ from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import kept_variables, parallel, script_generators, trackers, zero_gradients
+from jitckpt.state import (
+    kept_variables,
+    parallel,
+    plain_values,
+    script_generators,
+    trackers,
+    zero_gradients,
+)
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
 from jitckpt.state.kept_variables import KeptVariables
 from jitckpt.state.model_state import HeldParameters, ModelState
@@ -516,7 +523,10 @@ def spelled_out(document: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> d
     """Return a saved document as a user's save function gets it, in SaveContext.host_state."""
     progress = tree_codec.decode(document["progress"], tensors)
     optimizers = zip(document["optimizers"], progress["groups"], strict=True)
-    return local_parts(document["local"], tensors, None) | {
+    local = local_parts(document["local"], tensors, None)
+    if "attributes" in local:
+        local["attributes"] = plain_values.spelled_out(local["attributes"])
+    return local | {
         "optimizers": [
             {"state": on_host(tree, tensors, None), "param_groups": groups} for tree, groups in optimizers
         ],

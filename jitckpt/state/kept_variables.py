@@ -13,7 +13,7 @@ from torch import Tensor
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import plain_values
-from jitckpt.state.plain_attributes import NEW, Owner, PlainAttributes
+from jitckpt.state.plain_attributes import Owner, PlainAttributes
 from jitckpt.state.plain_values import SCALARS
 
 PART = "variables"
@@ -98,7 +98,7 @@ class KeptVariables:
         self._attributes.begin_with(place, name)
         if self._attributes.keeps(place, name):
             self._names[place].add(name)
-            self._first[place][name], _ = plain_values.copy(value, (), {})
+            self._first[place][name], *_ = plain_values.copy(value, (), {}, None)
         else:
             del self._values[place][name]
 
@@ -195,12 +195,10 @@ class KeptVariables:
         """Leave out, with a sentence, what has objects that were not there at first: none can be made."""
         for place, told in changed.items():
             for name, copied in told.items():
-                if copied is not self._told.get(place, {}).get(name):
-                    is_new = type(copied) is dict and [*copied] == [NEW]
-                    first = self._first[place].get(name)
-                    if not plain_values.has_objects_of(copied[NEW] if is_new else copied, first):
-                        self._attributes.leave(place, name)
-                        self.problems.append(OBJECTS.format(name=_named(place, name)))
+                is_seen = copied is self._told.get(place, {}).get(name)
+                if not (is_seen or plain_values.has_objects_of(copied, self._first[place].get(name))):
+                    self._attributes.leave(place, name)
+                    self.problems.append(OBJECTS.format(name=_named(place, name)))
 
     def _let_go(self) -> None:
         """Keep no tensor alive, nor what has become too large or no plain value."""

@@ -220,7 +220,7 @@ class OptimizerState:
         )
 
     def problems(self) -> list[str]:
-        """Return clauses that name the attributes which change and can't be saved."""
+        """Return sentences that name the attributes which change and can't be saved."""
         return [problem for attributes in self._attributes for problem in attributes.problems]
 
     def restore(
@@ -277,7 +277,7 @@ class OptimizerState:
             state[key] = value
         self._put_own(tensors, whole)
         for attributes, saved in zip(self._attributes, beside.get("attributes", []), strict=False):
-            attributes.restore(saved)
+            attributes.restore(saved, in_place=not for_a_while)
         self._seen = None
 
     def __str__(self) -> str:

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SCALARS, NotPlain, Tensors, TooMuch
+from jitckpt.state.plain_values import SCALARS, Built, NotPlain, Tensors, TooMuch
 
-NEW = "*new"  # the one key of what stands for a value that is no more the object that the script built
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
     "A save lacks {name}, which has become a {kind} that can't be saved without pickle, or another name of "
@@ -24,10 +23,6 @@ BECOME = (
 TOO_MUCH = (
     "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
     "script builds it. If that matters, empty it now and then, or keep it in `extra` or in a buffer."
-)
-LACKING = (
-    "The save has {name}, for which there is no place here: it is put into nothing, so this run may differ "
-    "from an undisturbed one. Build it as in the start that has saved."
 )
 
 NUMBERS = frozenset({type(None), bool, int, float})
@@ -59,7 +54,7 @@ class PlainAttributes:
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
-        self._built: dict[Key, Any] = {}  # objects as they are at first, as long as they are there
+        self._built: dict[Key, Built] = {}  # as far as it is there still
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
@@ -86,7 +81,7 @@ class PlainAttributes:
         for other, there in self._marks.items():
             if there is not _NOT_PLAIN:
                 with suppress(NotPlain, TooMuch):
-                    plain_values.bounded_mark(vars(self._owners[other[0]].object).get(other[1]), visited)
+                    plain_values.Marks(visited).of(vars(self._owners[other[0]].object).get(other[1]))
         self._take_first((path, name), vars(self._owners[path].object)[name], visited)
 
     def has_changed(self, path: str, name: str) -> None:
@@ -101,11 +96,16 @@ class PlainAttributes:
         values = vars(self._owners[path].object)
         for name in names:
             key = (path, name)
-            if name in values and key in self._marks and self._built.get(key) is not values[name]:
-                if type(values[name]) not in SCALARS:
-                    self._built[key] = values[name]
-                if key in self._copies:
-                    self._marks[key] = _UNKNOWN  # how it is told depends on that
+            value = values.get(name)
+            is_built = self._built.get(key, {}).get(()) is value
+            if key not in self._marks or type(value) in SCALARS or is_built:
+                continue
+            walk = plain_values.Marks(set())
+            with suppress(NotPlain, TooMuch):
+                walk.of(value)
+            self._built[key] = walk.built
+            if key in self._copies:
+                self._marks[key] = _UNKNOWN  # how it is told depends on that
 
     def keeps(self, path: str, name: str) -> bool:
         """Return whether an attribute is looked at, and will be kept once it changes."""
@@ -142,13 +142,9 @@ class PlainAttributes:
                     if owner is None:
                         raise LookupError
                     here = vars(owner.object)
-                    is_new = type(value) is dict and [*value] == [NEW]
-                    told = value[NEW] if is_new else value
-                    here[name] = plain_values.put(here.get(name), told, in_place=not is_new)
-                    if is_new:
-                        self._built.pop((path, name), None)
+                    here[name] = plain_values.put(here.get(name), value)
                 except LookupError:
-                    self.problems.append(LACKING.format(name=self._named(path, name)))
+                    self.problems.append(plain_values.LACKING.format(name=self._named(path, name)))
                     continue
                 self._copies[path, name] = None  # from now on it is in each save
                 self._marks[path, name] = _UNKNOWN
@@ -192,14 +188,15 @@ class PlainAttributes:
         return has_changed
 
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
-        if type(value) not in SCALARS:
-            self._built[key] = value
+        walk = plain_values.Marks(visited)
         try:
-            self._marks[key] = plain_values.bounded_mark(value, visited)
+            self._marks[key] = walk.of(value)
         except NotPlain:
             self._marks[key] = _NOT_PLAIN
         except TooMuch:
             self._dropped.add(key)  # a data set or a table of words, as a rule
+            return
+        self._built[key] = walk.built
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
@@ -214,11 +211,12 @@ class PlainAttributes:
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
-            if mark == known and not (type(mark) is dict and [*mark] != [*known]):
+            if plain_values.is_same(mark, known):
                 return False
             if self._is_shared(key, value):
                 raise NotPlain
-            copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
+            known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
+            copy, tensors, built = plain_values.copy(value, before, known_tensors, built)
             if size := plain_values.size_of(copy):
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > self._most_bytes:
@@ -232,15 +230,13 @@ class PlainAttributes:
         except TooMuch:
             self._drop(key, value)
             return True
-        if self._built.get(key) is not value:
-            self._built.pop(key, None)
-        self._marks[key], self._tensors[key] = mark, tensors
-        self._copies[key] = copy if key in self._built or type(value) in SCALARS else {NEW: copy}
+        self._marks[key], self._tensors[key], self._built[key] = mark, tensors, built
+        self._copies[key] = copy
         return True
 
     def _is_shared(self, key: Key, value: object) -> bool:
         """Whether it has become another name of a container that is looked at; it would come back as two."""
-        if type(value) not in plain_values.CHANGEABLE or self._built.get(key) is value:
+        if type(value) not in plain_values.CHANGEABLE or self._built.get(key, {}).get(()) is value:
             return False
         others = (other for other in self._by_value if other != key)
         return any(vars(self._owners[path].object).get(name) is value for path, name in others)

@@ -2,14 +2,15 @@
 
 Plain are numbers, texts, tensors, arrays, containers of such, and objects of the script's own classes, of
 which the plain attributes count: an object is told as a dict of them, and they are put into the one that is
-there.
+there. What is still the object that the script has built is put back into it, as others may know it; what is
+another by now (at any depth) comes back as a new one, as others may know what lies in its place.
 """
 
 import enum
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterable
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -22,7 +23,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from jitckpt import _seen
-from jitckpt.state.attributes import slots_of
+from jitckpt.bindings import memory
+from jitckpt.encoding import strides
 from jitckpt.system import installed
 
 MOST_VALUES = 1000  # in one value
@@ -36,11 +38,19 @@ DICTS = frozenset({dict, OrderedDict, defaultdict, Counter})
 CHANGEABLE = (SEQUENCES - {tuple, frozenset}) | DICTS  # containers
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
-# The one key of what stands for an object, for an enum's member, or for a list of numbers.
-OBJECT, MEMBER, NUMBERS = "*object", "*member", "*numbers"
+# The one key of what stands for an object, for an enum's member, for a value that is not the object that the
+# script has built, for what is just that, and for a list of numbers.
+OBJECT, MEMBER, NEW, AS_BUILT, NUMBERS = "*object", "*member", "*new", "*as built", "*numbers"
 LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
-Tensors = dict[int, tuple["_Written", Tensor]]  # copies, by the ids of what they were made of
+LACKING = (
+    "The save has {name}, for which there is no place here: it is put into nothing, so this run may differ "
+    "from an undisturbed one. Build it as in the start that has saved."
+)
+
+Tensors = dict[int, tuple["TensorMark", Tensor]]  # copies, by the ids of what they were made of
+Place = tuple[Any, ...]  # (what it lies in, the key or name there); the value itself: ()
+Built = dict[Place, object]  # what the script has built, and is still there
 
 
 class NotPlain(Exception):
@@ -51,16 +61,17 @@ class TooMuch(Exception):
     """It is plain, and larger than what is kept."""
 
 
-class _Written:
+class TensorMark:
     """Of a tensor: equal while it is the same one and torch has not written to it."""
 
     def __init__(self, tensor: Tensor) -> None:
         self._tensor, self._version = weakref.ref(tensor), tensor._version
         # What is written through `data`, or by numpy, torch counts nowhere; on the host it can be seen.
-        self._words = _words_of(tensor) if tensor.is_cpu else b""
+        is_small = tensor.is_cpu and tensor.layout is torch.strided and tensor.nbytes <= MOST_BYTES
+        self._words = _words_of(tensor) if is_small else b""
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Written):
+        if not isinstance(other, TensorMark):
             return False
         tensor = self._tensor()
         is_same = tensor is not None and tensor is other._tensor()
@@ -82,42 +93,48 @@ def mark(value: Any, visited: set[int]) -> Any:
     kind = type(value)
     if kind in SCALARS:
         return value
-    if kind in (list, dict, tuple) and (plain := _plain_copy(value)) is not None:
+    if (plain := plain_copy(value)) is not None:
         return plain
     is_new_object = is_own(value) and id(value) not in visited and hasattr(value, "__dict__")
-    if is_new_object and (plain := _plain_copy(value.__dict__)) is not None:
+    if is_new_object and (plain := plain_copy(value.__dict__)) is not None:
         visited.add(id(value))
         return {OBJECT: [kind.__qualname__, plain | dict(slots_of(value))]}
-    return bounded_mark(value, visited)
+    return Marks(visited).of(value)
 
 
-def bounded_mark(value: object, visited: set[int]) -> Any:
-    """Return the same, of what may be as large as it will."""
-    return _Walk(visited, _Written, _digest).of(value)
+def is_same(mark: Any, known: Any) -> bool:
+    """Whether two marks are of the same value; the order of a dict counts."""
+    if type(mark) is not type(known) or mark != known:
+        return False
+    return type(mark) is not dict or [*mark] == [*known]
 
 
-def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, Tensors]:
-    """Return a copy that tree_codec can encode, and the copies of tensors in it.
+def copy(
+    value: object, visited: Collection[int], known: Tensors, built: Built | None
+) -> tuple[Any, Tensors, Built]:
+    """Return a copy that tree_codec can encode, the copies of tensors in it, and what is built of it.
 
-    visited: as of `mark`, before that. known: the copies of the last time. Raises NotPlain or TooMuch.
+    visited: as of `mark`, before that. known: the copies of the last time. built: what the script has built
+    of it, None for all. Raises NotPlain or TooMuch.
     """
     tensors: Tensors = {}
 
     def copied(tensor: Tensor) -> Tensor:
-        written = _Written(tensor)
+        written = TensorMark(tensor)
         before = known.get(id(tensor))
         if before is None or before[0] != written:
             before = written, tensor.detach().clone()
         tensors[id(tensor)] = before
         return before[1]
 
-    return _Walk({*visited}, copied, numpy.copy, packs=True).of(value), tensors
+    walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True)
+    return walk.of(value), tensors, walk.built
 
 
 def is_whole(value: object) -> bool:
     """Return whether a copy has all that is in the value, also in objects of the script's own classes."""
     try:
-        _Walk(set(), lambda tensor: tensor, lambda array: array, skips=False).of(value)
+        Walk(set(), lambda tensor: tensor, lambda array: array, skips=False).of(value)
     except (NotPlain, TooMuch):
         return False
     return True
@@ -127,6 +144,8 @@ def has_objects_of(copied: Any, first: Any) -> bool:
     """Return whether all objects in a copy can be put into such as a copy before it has at the same place."""
     if not isinstance(copied, dict | list | tuple | deque):
         return True
+    if type(copied) is dict and [*copied] == [NEW]:
+        return has_objects_of(copied[NEW], first)
     if type(copied) is dict and [*copied] == [OBJECT]:
         kind, attributes = copied[OBJECT]
         is_there = type(first) is dict and [*first] == [OBJECT] and first[OBJECT][0] == kind
@@ -146,36 +165,41 @@ def size_of(copied: Any) -> int:
     return sum(map(size_of, parts)) if isinstance(copied, dict | list | tuple | deque) else 0
 
 
-def put(here: Any, value: Any, *, in_place: bool) -> Any:
+def put(here: Any, value: Any, *, in_place: bool = True) -> Any:
     """Return a copy's value, for the place of what is there.
 
-    in_place: in the memory of that, if it fits, as others may know it; what is inside is new in any case, but
-    for objects. Raises LookupError if it is an object's and no such object is there.
+    in_place: in the memory of that, if it fits, but for what is told as new. Raises LookupError if it is an
+    object's and no such object is there.
     """
     kind = type(value)
-    if kind is dict and [*value] == [NUMBERS]:
-        return _put_list(here, value[NUMBERS].tolist(), in_place)
-    if kind is dict and [*value] in ([OBJECT], [MEMBER]):
+    if kind is dict and len(value) == 1:
         ((what, told),) = value.items()
-        return (_put_object if what == OBJECT else _put_member)(here, told)
-    return _put_plain(here, value, in_place)
+        if what in _MEANINGS:
+            return _MEANINGS[what](here, told, in_place)
+    how = _put_tensor if isinstance(value, Tensor) else _BY_KIND.get(kind)
+    return value if how is None else how(here, value, in_place)
 
 
-def _put_plain(here: Any, value: Any, in_place: bool) -> Any:
-    kind = type(value)
-    if kind is numpy.ndarray:
-        return _put_array(here, value) if in_place else value
-    if kind in DICTS:
-        return _put_dict(here, value, in_place)
-    if kind in (list, tuple, deque):
-        return _put_list(here, value, in_place)
-    if kind is set and in_place:
-        return _put_set(here, value)
-    return _put_tensor(here, value, in_place) if isinstance(value, Tensor) else value
+def spelled_out(copied: Any) -> Any:
+    """Return a copy without what says how it is put back: objects by their attributes, members by names."""
+    if isinstance(copied, dict) and len(copied) == 1:
+        ((what, told),) = copied.items()
+        if what == NUMBERS:
+            return told.tolist()
+        if what in (OBJECT, MEMBER, NEW):
+            return spelled_out(told if what == NEW else told[1])
+    if type(copied) in DICTS:
+        return type(copied)({key: spelled_out(one) for key, one in copied.items()})
+    if type(copied) is deque:
+        return deque(map(spelled_out, copied), copied.maxlen)
+    return type(copied)(map(spelled_out, copied)) if type(copied) in (list, tuple) else copied
 
 
-class _Walk:
+class Walk:
     """Goes through one value, up to what is too much."""
+
+    most_values: float = MOST_VALUES
+    most_bytes: float = MOST_BYTES
 
     def __init__(
         self,
@@ -183,97 +207,127 @@ class _Walk:
         of_tensor: Callable[[Tensor], Any],
         of_array: Callable[[Any], Any],
         *,
+        before: Built | None = None,
         skips: bool = True,
         packs: bool = False,
     ) -> None:
-        """skips: leave out what is not plain in objects. packs: have a tensor stand for a list of numbers."""
+        """before: what the script has built of the value; None: that is all as it is.
+
+        skips: leave out what is not plain in objects. packs: have a tensor stand for a list of numbers.
+        """
         self._skips, self._packs = skips, packs
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
-        self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
+        self._values, self._bytes, self.depth = self.most_values, self.most_bytes, DEPTH
         self._in_container = False
+        self.before, self.is_in_new = before, False
+        self.built: Built = {}  # what of `before` is there still
 
-    def of(self, value: Any) -> Any:
+    def of(self, value: Any, place: Place = ()) -> Any:
         """Return what stands for the value."""
         kind = type(value)
         if kind in SCALARS:
             if kind is str or kind is bytes:
-                self._take(0, len(value))
+                self.take(0, len(value))
             return value
-        if kind is Tensor:
-            return self._tensor(value)
-        if kind is numpy.ndarray:
-            if value.dtype.hasobject or value.dtype.fields:
-                raise NotPlain
-            self._take(1, value.nbytes)
-            return self._of_array(value)
-        if isinstance(value, numpy.generic):
-            if value.dtype.fields or value.dtype.hasobject or value.dtype.subdtype:
-                raise NotPlain
-            return value
-        # One in a container would come back as a plain dict, without what makes its values.
-        if self._depth == 0 or (kind is defaultdict and self._in_container):
+        if self.is_in_new or not (kind in CHANGEABLE or isinstance(value, Tensor | numpy.ndarray)):
+            return self._of_any(value, place)
+        if self.before is None or self.before.get(place) is value:
+            self.built[place] = value
+            return self._of_any(value, place)
+        self.is_in_new = True
+        try:
+            return {NEW: self._of_any(value, place)}
+        finally:
+            self.is_in_new = False
+
+    def other(self, value: Any, place: Place) -> Any:
+        """Return what stands for what is no number, text, tensor, array or container of such."""
+        if self.depth == 0 or not is_own(value):
             raise NotPlain
-        self._depth -= 1
+        return {OBJECT: [type(value).__qualname__, self._attributes(value, place)]}
+
+    def key(self, key: Any) -> Any:
+        """Return what stands for a dict's key or a set's element."""
+        if type(key) is tuple:
+            return tuple(map(self.key, key))
+        if type(key) not in SCALARS:
+            raise NotPlain
+        return key
+
+    def take(self, values: int, size: int) -> None:
+        """Count what has come. Raises TooMuch."""
+        self._values -= values
+        self._bytes -= size
+        if self._values < 0 or self._bytes < 0:
+            raise TooMuch
+
+    def _of_any(self, value: Any, place: Place) -> Any:
+        kind = type(value)
+        if isinstance(value, Tensor):
+            if kind is not Tensor or not is_dense(value) or _is_trained(value):
+                return self.other(value, place)
+            self.take(1, value.nbytes)
+            return self._of_tensor(value)
+        if isinstance(value, numpy.ndarray | numpy.generic):
+            return self._of_numpy(value, place)
+        # One in a container would come back as a plain dict, without what makes its values.
+        if self.depth == 0 or (kind is defaultdict and self._in_container):
+            return self.other(value, place)
+        self.depth -= 1
         was_in_container, self._in_container = self._in_container, kind in DICTS or kind in SEQUENCES
         try:
-            return self._of_many(kind, value)
+            return self._of_many(kind, value, place)
         finally:
-            self._depth += 1
+            self.depth += 1
             self._in_container = was_in_container
 
-    def _of_many(self, kind: type, value: Any) -> Any:
+    def _of_numpy(self, value: Any, place: Place) -> Any:
+        if value.dtype.hasobject or value.dtype.fields or value.dtype.subdtype:
+            return self.other(value, place)
+        if isinstance(value, numpy.generic):
+            return value
+        self.take(1, value.nbytes)
+        return self._of_array(value)
+
+    def _of_many(self, kind: type, value: Any, place: Place) -> Any:
         if kind in DICTS:
-            self._take(len(value), 0)
-            told = {self._key(key): self.of(one) for key, one in [*value.items()]}
+            self.take(len(value), 0)
+            told = {self.key(key): self.of(one, (place, key)) for key, one in [*value.items()]}
             return told if kind is defaultdict else kind(told)
+        if kind in (set, frozenset):
+            self.take(len(value), 0)
+            return kind(map(self.key, [*value]))
         if kind in SEQUENCES:
-            self._take(len(value), 0)
+            self.take(len(value), 0)
             if self._packs and kind is list and (numbers := _numbers(value)) is not None:
                 return {NUMBERS: numbers}
-            parts = map(self._key if kind in (set, frozenset) else self.of, [*value])
+            parts = (self.of(one, (place, number)) for number, one in enumerate([*value]))
             return deque(parts, value.maxlen) if kind is deque else kind(parts)
         if isinstance(value, enum.Enum):
             return {MEMBER: [kind.__qualname__, value.name]}
-        if not is_own(value):
-            raise NotPlain
-        return {OBJECT: [kind.__qualname__, self._attributes(value)]}
+        return self.other(value, place)
 
-    def _attributes(self, value: Any) -> dict[str, Any]:
+    def _attributes(self, value: Any, place: Place) -> dict[str, Any]:
         """Return what stands for an object's plain attributes."""
         if id(value) in self._visited:
             raise NotPlain  # another name of what is told already
         self._visited.add(id(value))
         found = {}
         for name, one in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
-            self._take(1, 0)
+            self.take(1, 0)
             try:
-                found[name] = self.of(one)
+                found[name] = self.of(one, (place, name))
             except NotPlain:
                 if not self._skips:
                     raise
         return found
 
-    def _tensor(self, tensor: Tensor) -> Any:
-        if tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta:
-            raise NotPlain
-        is_trained = tensor.is_leaf and tensor.requires_grad
-        if tensor.is_nested or tensor.is_inference() or is_trained:
-            raise NotPlain
-        self._take(1, tensor.nbytes)
-        return self._of_tensor(tensor)
 
-    def _key(self, key: Any) -> Any:
-        if type(key) is tuple:
-            return tuple(map(self._key, key))
-        if type(key) not in SCALARS:
-            raise NotPlain
-        return key
+class Marks(Walk):
+    """Marks of what may be as large as it will."""
 
-    def _take(self, values: int, size: int) -> None:
-        self._values -= values
-        self._bytes -= size
-        if self._values < 0 or self._bytes < 0:
-            raise TooMuch
+    def __init__(self, visited: set[int]) -> None:
+        super().__init__(visited, TensorMark, digest)
 
 
 def is_own(value: object) -> bool:
@@ -286,9 +340,20 @@ def is_own(value: object) -> bool:
     return kind in (Namespace, SimpleNamespace) or installed.is_scripts_class(kind)
 
 
-def _plain_copy(value: Any) -> Any:
+def slots_of(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object keeps in __slots__."""
+    names = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
+    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+
+
+def _listed(names: str | Iterable[str]) -> Iterable[str]:
+    return (names,) if isinstance(names, str) else names
+
+
+def plain_copy(value: Any) -> Any:
+    """Return a copy of a list, dict or tuple of numbers and texts alone; None of others."""
     try:
-        return _seen.plain_copy(value)
+        return _seen.plain_copy(value) if type(value) in (list, dict, tuple) else None
     except RecursionError:  # it contains itself
         return None
 
@@ -303,46 +368,76 @@ def _numbers(value: list[Any]) -> Tensor | None:
     return None
 
 
-def _digest(array: Any) -> tuple[Any, ...]:
+def is_dense(tensor: Tensor) -> bool:
+    """Whether a tensor has all its values in memory of its own, and torch counts what is written there."""
+    is_odd = tensor.layout is not torch.strided or tensor.is_quantized or tensor.is_meta or tensor.is_nested
+    return not (is_odd or tensor.is_inference())
+
+
+def _is_trained(tensor: Tensor) -> bool:
+    return tensor.is_leaf and tensor.requires_grad
+
+
+def digest(array: Any) -> tuple[Any, ...]:
+    """Return the mark of an array."""
     words = numpy.ascontiguousarray(array).reshape(-1).view(numpy.uint8)
     return array.shape, array.dtype.str, xxhash.xxh3_64_digest(words.data)
 
 
 def _words_of(tensor: Tensor) -> bytes:
-    words = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-    return xxhash.xxh3_64_digest(words.numpy().data)
+    """Return a digest of a tensor's memory on the host; without torch, as a step may have hundreds."""
+    if not tensor.is_contiguous():
+        tensor = tensor.detach().contiguous()
+    return xxhash.xxh3_64_digest(memory.at(tensor.data_ptr(), tensor.nbytes) if tensor.nbytes else b"")
 
 
 def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
-    if type(here) is not Tensor:
+    if not isinstance(here, Tensor):
         return value
-    value = value.to(here.device)
-    alike = here.shape == value.shape and here.dtype == value.dtype and here.is_contiguous()
-    if in_place and alike and not here.is_inference():
-        with torch.no_grad():
-            return here.copy_(value)
-    return value
+    fits = here.shape == value.shape and here.dtype == value.dtype and strides.is_apart(here)
+    if in_place and fits and not here.is_inference():
+        if not value.is_meta:  # else it is a description alone
+            with torch.no_grad():
+                here.copy_(value)
+        return here
+    if in_place and type(here) is not Tensor:
+        raise LookupError("a parameter of another shape or type")
+    return value.to(here.device) if value.device.type == here.device.type else value
 
 
-def _put_object(here: Any, told: list[Any]) -> Any:
+def _put_object(here: Any, told: list[Any], in_place: bool) -> Any:
     kind, attributes = told
     if type(here).__qualname__ != kind or not is_own(here):
         raise LookupError(kind)
     for name, value in attributes.items():
-        object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=False))
+        object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=in_place))
     return here
 
 
-def _put_member(here: Any, told: list[str]) -> Any:
+def _put_member(here: Any, told: list[str], in_place: bool) -> Any:
     kind, name = told
     if type(here).__qualname__ != kind or not isinstance(here, enum.Enum):
         raise LookupError(kind)
     return type(here)[name]
 
 
-def _put_array(here: Any, value: Any) -> Any:
+def _put_numbers(here: Any, told: Tensor, in_place: bool) -> Any:
+    return _put_list(here, told.tolist(), in_place)
+
+
+def _put_new(here: Any, told: Any, in_place: bool) -> Any:
+    return put(here, told, in_place=False)
+
+
+def _leave(here: Any, told: str, in_place: bool) -> Any:
+    if type(here).__qualname__ != told:
+        raise LookupError(told)
+    return here
+
+
+def _put_array(here: Any, value: Any, in_place: bool) -> Any:
     alike = isinstance(here, numpy.ndarray) and (here.shape, here.dtype) == (value.shape, value.dtype)
-    if not (alike and here.flags.writeable):
+    if not (in_place and alike and here.flags.writeable):
         return value
     here[...] = value
     return here
@@ -350,7 +445,7 @@ def _put_array(here: Any, value: Any) -> Any:
 
 def _put_dict(here: Any, value: dict[Any, Any], in_place: bool) -> Any:
     there = here if isinstance(here, dict) else {}
-    new = {key: put(there.get(key), one, in_place=False) for key, one in value.items()}
+    new = {key: put(there.get(key), one, in_place=in_place) for key, one in value.items()}
     # One that makes its values is put into that which is there: what makes them is in no save.
     if not ((in_place and type(here) is type(value)) or type(here) is defaultdict):
         return type(value)(new)
@@ -364,7 +459,7 @@ def _put_list(here: Any, value: Any, in_place: bool) -> Any:
     missing = object()
     there = here if isinstance(here, list | tuple | deque) else ()
     pairs = [*zip_longest(there, value, fillvalue=missing)][: len(value)]
-    parts = [put(None if old is missing else old, new, in_place=False) for old, new in pairs]
+    parts = [put(None if old is missing else old, new, in_place=in_place) for old, new in pairs]
     if not in_place or type(here) is not type(value) or isinstance(value, tuple):
         return deque(parts, value.maxlen) if isinstance(value, deque) else type(value)(parts)
     here.clear()
@@ -372,9 +467,24 @@ def _put_list(here: Any, value: Any, in_place: bool) -> Any:
     return here
 
 
-def _put_set(here: Any, value: Any) -> Any:
-    if type(here) is not set or type(value) is not set:
+def _put_set(here: Any, value: set[Any], in_place: bool) -> Any:
+    if not in_place or type(here) is not set:
         return value
     here.clear()
     here.update(value)
     return here
+
+
+_MEANINGS: dict[Any, Callable[[Any, Any, bool], Any]] = {
+    OBJECT: _put_object,
+    MEMBER: _put_member,
+    NEW: _put_new,
+    AS_BUILT: _leave,
+    NUMBERS: _put_numbers,
+}
+_BY_KIND: dict[type, Callable[[Any, Any, bool], Any]] = {
+    numpy.ndarray: _put_array,
+    set: _put_set,
+    **dict.fromkeys((list, tuple, deque), _put_list),
+    **dict.fromkeys(DICTS, _put_dict),
+}

@@ -788,11 +788,7 @@ class Protection:
         """Name what changes of an optimizer and can't be saved; nothing is, where its state can't be."""
         if optimizer.refusal is not None:
             self._switch_off(optimizer.refusal)
-        for problem in optimizer.problems():
-            self._reporter.warn_once(
-                f"{problem}, and can't be saved without pickle: after a restart it is as the script builds "
-                "it. Keep what matters in `extra`, or let its state_dict say it."
-            )
+        self._say_once(optimizer.problems())
 
     def _say_structure(self, step: int, model: ModelState) -> None:
         """Parameters have come or gone, and a start builds the model as the script does."""

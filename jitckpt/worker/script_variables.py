@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
 from jitckpt.data.kept_generator import GENERATORS
-from jitckpt.state.attributes import slots_of
+from jitckpt.state.plain_values import slots_of
 from jitckpt.system import installed
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker import advice

@@ -9,18 +9,15 @@ package zstandard.
 """
 
 import argparse
-import importlib
 import json
 import statistics
-import sys
 import time
-from pathlib import Path
 from typing import Any
 
 import torch
 import zstandard
+from gpt_states import states_of_steps
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 LEVELS = (-5, 1, 3)
 CHUNK = 1 << 20  # bytes, as the tier sends them
 LINKS = {"1 Gbit/s": 125e6, "10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9}  # bytes a second
@@ -28,25 +25,9 @@ LINKS = {"1 Gbit/s": 125e6, "10 Gbit/s": 1.25e9, "100 Gbit/s": 12.5e9}  # bytes 
 
 def states(steps: int) -> dict[str, bytes]:
     """Return states of a training, by names: what a rank's snapshot holds, one behind the other."""
-    arguments = argparse.Namespace(
-        steps=steps, batch=16, length=64, width=128, layers=4, heads=4, dropout=0.1, seed=0
-    )
-    sys.path.insert(0, str(EXAMPLES))
-    example = importlib.import_module("train_gpt")
-    torch.manual_seed(0)
-    text, kinds = example.standard_library()
-    model = example.GPT(kinds, arguments)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     found = {}
-    for step in range(steps):
-        optimizer.zero_grad()
-        model(example.draw_batch(text, arguments, step), step, 1).backward()
-        optimizer.step()
+    for step, groups in enumerate(states_of_steps(steps)):
         if step in (0, steps - 1):
-            groups = [
-                [p.detach(), optimizer.state[p]["exp_avg"], optimizer.state[p]["exp_avg_sq"]]
-                for p in model.parameters()
-            ]
             whole = b"".join(one.numpy().tobytes() for group in groups for one in group)
             half = b"".join(group[0].bfloat16().view(torch.int16).numpy().tobytes() for group in groups)
             found[f"float32, step {step + 1}"] = whole

@@ -10,20 +10,17 @@ machine to machine (by less than 1 in 1000): sums are made in another order. Wha
 """
 
 import argparse
-import importlib
 import statistics
-import sys
 from pathlib import Path
 
-import torch
 import zstandard
+from gpt_states import states_of_steps
 from torch import Tensor
 
 from jitckpt.planning.papers import flush_times
 from jitckpt.planning.topology import dgx1
 from jitckpt.planning.traces import Trace, write_trace
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHARDS = 8
 LEVEL = 3  # zstd's default
 
@@ -40,23 +37,8 @@ def shards_of(tensors: list[list[Tensor]]) -> list[list[Tensor]]:
 
 
 def record(steps: int) -> Trace:
-    arguments = argparse.Namespace(
-        steps=steps, batch=16, length=64, width=128, layers=4, heads=4, dropout=0.1, seed=0
-    )
-    sys.path.insert(0, str(EXAMPLES))
-    example = importlib.import_module("train_gpt")
-    torch.manual_seed(0)
-    text, kinds = example.standard_library()
-    model = example.GPT(kinds, arguments)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=2e-3)
     trace = []
-    for step in range(steps):
-        optimizer.zero_grad()
-        loss = model(example.draw_batch(text, arguments, step), step, 1)
-        loss.backward()
-        optimizer.step()
-        state = optimizer.state
-        groups = [[p.detach(), state[p]["exp_avg"], state[p]["exp_avg_sq"]] for p in model.parameters()]
+    for groups in states_of_steps(steps):
         compressor = zstandard.ZstdCompressor(level=LEVEL)
         trace.append(
             tuple(

@@ -13,7 +13,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -222,6 +222,29 @@ def attributes_that_no_state_dict_holds(training: Training) -> None:
     training.optimizer = Lookahead(torch.optim.Adam(training.net.parameters(), lr=0.01))
     training.more = lambda: [training.optimizer.inner, training.optimizer.slow, training.optimizer.done]
     assert training.optimizer.rank == dist.get_rank()
+
+
+class Anchored(torch.optim.SGD):
+    """Draws the weights to what they were some steps before."""
+
+    def __init__(self, parameters: Iterable[Tensor]) -> None:
+        super().__init__(parameters, lr=0.01)
+        self.anchors, self.made = [one.detach() for one in self.param_groups[0]["params"]], 0  # their memory
+
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        self.made += 1
+        if self.made % 3 == 0:
+            self.anchors = [one.detach().clone() for one in self.param_groups[0]["params"]]
+        with torch.no_grad():
+            for parameter, anchor in zip(self.param_groups[0]["params"], self.anchors, strict=True):
+                parameter.lerp_(anchor, 0.1)
+
+
+@kind
+def attributes_that_are_set_anew(training: Training) -> None:
+    training.optimizer = Anchored(training.net.parameters())
+    training.more = lambda: training.optimizer.anchors
 
 
 @kind

@@ -1,31 +1,10 @@
 """What modules keep in plain attributes goes on after a failure; so do modes and rates that epochs set."""
 
-import re
-
-from launcher import JITCKPT_RUN, Launcher
-
-RUN = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu"]
+from dying_training import assert_goes_on
+from launcher import Launcher
 
 PROGRAM = """
-import os, signal, sys
 from collections import deque
-import torch
-from torch import distributed as dist, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
-import jitckpt
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-rank, start = dist.get_rank(), int(os.environ["JITCKPT_RESTART"])
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
-
-
-def at(place, step):
-    if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 12)[3 * start : 3 * start + 3]]:
-        torch.cuda.synchronize()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Meter:
@@ -86,21 +65,6 @@ main()
 """
 
 
-def ends(out: str) -> list[str]:
-    found = sorted(set(re.findall(r"^END .*$", out, re.MULTILINE)))
-    assert len(found) == 2, out
-    return found
-
-
 def test_attributes_of_modules_go_on(launcher: Launcher) -> None:
-    script = launcher.script(PROGRAM)
-    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
-    assert undisturbed.status == 0, undisturbed.err
-    assert "RuntimeWarning" not in undisturbed.err, undisturbed.err
-    faults = "1 forward 2 0 stepped 12 1 epoch 1 0 forward 23"
-    result = launcher.run(
-        *RUN, "--max-restarts", "5", "--checkpoint-dir", "disturbed", script, *faults.split()
-    )
-    assert result.status == 0, result.err
-    assert result.err.count("went on from step") == 4, result.err
-    assert ends(result.out) == ends(undisturbed.out), result.err
+    deaths = "1 forward 2 0 stepped 12 1 epoch 1 0 forward 23"
+    assert_goes_on(launcher, PROGRAM, deaths, unsaid="RuntimeWarning")

@@ -1,30 +1,11 @@
 """Generators of random numbers that a script has made itself go on after a failure without being given."""
 
-import re
-
-from launcher import JITCKPT_RUN, Launcher
-
-RUN = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu"]
+from dying_training import assert_goes_on
+from launcher import Launcher
 
 PROGRAM = """
-import os, random, signal, sys
-import numpy, torch
-from torch import distributed as dist, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
-import jitckpt
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-rank, start = dist.get_rank(), int(os.environ["JITCKPT_RESTART"])
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
-
-
-def at(place, step):
-    if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 9)[3 * start : 3 * start + 3]]:
-        torch.cuda.synchronize()
-        os.kill(os.getpid(), signal.SIGKILL)
+import random
+import numpy
 
 
 class Augment:
@@ -77,19 +58,5 @@ main()
 """
 
 
-def ends(out: str) -> list[str]:
-    found = sorted(set(re.findall(r"^END .*$", out, re.MULTILINE)))
-    assert len(found) == 2, out
-    return found
-
-
 def test_generators_of_the_scripts_own_go_on(launcher: Launcher) -> None:
-    script = launcher.script(PROGRAM)
-    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
-    assert undisturbed.status == 0, undisturbed.err
-    assert "no save holds" not in undisturbed.err, undisturbed.err
-    faults = "1 back 2 0 stepped 6 1 epoch 0"
-    result = launcher.run(*RUN, "--checkpoint-dir", "disturbed", script, *faults.split())
-    assert result.status == 0, result.err
-    assert result.err.count("went on from step") == 3, result.err
-    assert ends(result.out) == ends(undisturbed.out), result.err
+    assert_goes_on(launcher, PROGRAM, "1 back 2 0 stepped 6 1 epoch 0", unsaid="no save holds")

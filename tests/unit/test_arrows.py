@@ -52,7 +52,7 @@ PYTHON = {
     "hosts": "saves decisions console system wire errors",
     "clusters": "errors",
     "saves": "state decisions encoding console system bindings errors",
-    "state": "data encoding system wire errors _seen _tensors",
+    "state": "data encoding system bindings wire errors _seen _tensors",
     "decisions": "wire errors",
     "data": "encoding system bindings errors _seen",
     "encoding": "errors",

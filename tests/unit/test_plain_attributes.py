@@ -20,6 +20,7 @@ from jitckpt.state import plain_attributes, plain_values
 from jitckpt.state.host_state import HostState
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.state.plain_values import NEW
 
 
 class Phase(enum.Enum):
@@ -151,15 +152,15 @@ def test_a_copy_is_of_its_moment() -> None:
     model.go(2)
     model.losses[0] += 10
     assert hidden.tolist() == [1, 1]
-    assert losses[0].item() == 1
+    assert losses == [{NEW: 1}]
     second = kept.changed()
     assert second is not first
-    assert second[""]["losses"][0].item() == 11
+    assert second[""]["losses"] == [{NEW: 11}, {NEW: 2}]
     third = kept.changed()
     assert third is second
     assert kept.is_same()
     model.losses.append(torch.ones(()))
-    assert kept.changed()[""]["losses"][1] is second[""]["losses"][1]  # not copied again
+    assert kept.changed()[""]["losses"][1][NEW] is second[""]["losses"][1][NEW]  # not copied again
 
 
 def test_what_was_deleted_is_in_no_save() -> None:
@@ -241,7 +242,7 @@ def test_a_sharded_module_is_the_script_s_all_the_same() -> None:
     kept = attributes_of(model)
     model.go(1)
     assert kept.changed()[""]["calls"] == 1
-    assert kept.changed()[""]["losses"] == [1]
+    assert kept.changed()[""]["losses"] == [{NEW: 1}]
 
 
 def test_a_module_with_a_state_of_its_own_is_left_to_it() -> None:
@@ -304,6 +305,17 @@ def test_the_job_s_state_has_them() -> None:
     assert told(other) == told(model)
 
 
+def test_a_save_function_is_told_the_values_alone() -> None:
+    model = Net()
+    kept = attributes_of(model)
+    model.go(2)
+    told = plain_values.spelled_out(carried(kept))[""]
+    assert told["losses"] == [2]
+    assert told["meter"] == {"sum": 2, "count": 1}
+    assert told["meters"] == {"a": {"sum": 0, "count": 0}, "b": {"sum": 4, "count": 1}}
+    assert (told["phase"], told["later"], told["history"]) == ("TRAIN", ("set", 2), deque([2], 3))
+
+
 plain = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=5),
     lambda inner: (
@@ -320,10 +332,9 @@ plain = st.recursive(
 
 @given(before=plain, after=plain, in_place=st.booleans())
 def test_whatever_is_there_becomes_what_was_saved(before: Any, after: Any, in_place: bool) -> None:
-    copy, _ = plain_values.copy(after, set(), {})
-    assert copy == after
+    copy, *_ = plain_values.copy(after, set(), {}, {(): after} if in_place else {})
     saved = packed.unpack(packed.pack(tree_codec.encode(copy, "value")))
-    put = plain_values.put(before, saved, in_place=in_place)
+    put = plain_values.put(before, saved)
     assert put == after
     assert type(put) is type(after)
     marks = plain_values.mark(after, set()), plain_values.mark(put, set())
@@ -339,7 +350,7 @@ def test_no_plain_value(value: Any) -> None:
 def test_cycles_end() -> None:
     one, other = SimpleNamespace(number=1), SimpleNamespace(number=2)
     one.other, other.one = other, one
-    told_one, _ = plain_values.copy(one, set(), {})
+    told_one, *_ = plain_values.copy(one, set(), {}, {})
     assert told_one["*object"][1]["other"]["*object"][1]["number"] == 2
     endless: list[Any] = []
     endless.append(endless)
@@ -362,8 +373,12 @@ class Sharing(nn.Module):
         self.array = self.CONSTANT
         self.one: list[int] = []
         self.other = self.one
+        self.queue = [torch.zeros(2), self.initial]
+        self.last = self.queue[0]
 
     def go(self) -> None:
+        self.queue[0] += 1
+        self.queue[1] = self.queue[1] + 4
         self.anchor = self.linear.weight.detach().clone() + 1
         self.state = self.state + 1
         self.first, self.second = self.first + 1, self.second + 2
@@ -384,7 +399,16 @@ def test_what_others_have_is_not_written_to() -> None:
     assert Sharing.CONSTANT.tolist() == [0, 0]
     assert other.array.tolist() == [3, 3]
     assert (other.one, other.other) == ([1], [2])
+    # One was written to, where it lies, and one replaced.
+    assert [one.tolist() for one in (*other.queue, other.last)] == [[1, 1], [4, 4], [1, 1]]
+    assert other.last is other.queue[0]
     assert restored.problems == []
+
+
+def test_a_tensor_that_has_moved_to_another_device_stays_there() -> None:
+    """A recurrent state that begins on the host."""
+    put = plain_values.put(torch.zeros(2), {NEW: torch.ones(2, device="meta")})
+    assert put.device.type == "meta"
 
 
 def test_another_name_of_an_object_that_is_kept_is_named() -> None:
@@ -423,7 +447,7 @@ def test_all_attributes_together_have_a_limit() -> None:
     for net in model:
         net.notes = torch.zeros(12_500)
     changed = kept.changed()
-    sizes = [one["notes"]["*new"].nbytes for one in changed.values() if "notes" in one]
+    sizes = [one["notes"][NEW].nbytes for one in changed.values() if "notes" in one]
     assert sum(sizes) <= plain_attributes.MOST_BYTES
     assert 0 < len(sizes) < 5
 

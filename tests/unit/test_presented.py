@@ -31,6 +31,22 @@ OPTIMIZERS: dict[str, Optimizers] = {
 }
 
 
+class Slow(torch.optim.SGD):
+    """Keeps slow weights on the host, and how often it has stepped, in attributes."""
+
+    def __init__(self, given: list[Tensor]) -> None:
+        super().__init__(given, lr=0.1)
+        self.slow, self.counts = [torch.zeros(3)], {"steps": 0}
+
+    def step(self, closure: Any = None) -> Any:
+        self.slow[0] += 1
+        self.counts["steps"] += 1
+        return super().step(closure)
+
+    def says(self) -> list[Any]:
+        return [self.slow[0].tolist(), dict(self.counts), id(self.slow[0]), id(self.counts)]
+
+
 class Decay:
     def __init__(self) -> None:
         self.calls = 0
@@ -148,6 +164,18 @@ def test_they_say_what_they_did_and_then_what_they_do_now(optimizer: str, schedu
     assert objects(training) == parts
     assert random.getstate() == drawn_now[0]
     assert torch.equal(torch.get_rng_state(), drawn_now[1])
+
+
+def test_attributes_of_an_optimizer_are_what_they_were_afterwards(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(OPTIMIZERS, "Slow", Slow)
+    training = Training("Slow", "StepLR")
+    training.go_on(3)
+    local, optimizer = training.local, cast(Slow, training.optimizer)
+    training.go_on(2)
+    now = optimizer.says()
+    with presented.presented(training.host, *training.document(3, local)):
+        assert optimizer.says()[:2] == [[3, 3, 3], {"steps": 3}]
+    assert optimizer.says() == now
 
 
 def test_a_scheduler_that_is_still_to_be_stepped_says_that_it_was() -> None:
