@@ -1,32 +1,13 @@
 """Variables that a script's loop changes go on after a failure without being given."""
 
-import re
-
-from launcher import JITCKPT_RUN, Launcher
-
-RUN = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu"]
+from dying_training import assert_goes_on
+from launcher import Launcher
 
 PROGRAM = """
-import os, signal, sys
+import numpy
 from collections import Counter, deque
-import numpy, torch
-from torch import distributed as dist, nn
-from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader, TensorDataset
-import jitckpt
 
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-rank, start = dist.get_rank(), int(os.environ["JITCKPT_RESTART"])
-torch.manual_seed(0)
-data = TensorDataset(torch.randn(48, 8), torch.randint(0, 4, (48,)))
 samples_seen = 0
-
-
-def at(place, step):
-    if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 12)[3 * start : 3 * start + 3]]:
-        torch.cuda.synchronize()
-        os.kill(os.getpid(), signal.SIGKILL)
 
 
 class Meter:
@@ -97,21 +78,6 @@ main()
 """
 
 
-def ends(out: str) -> list[str]:
-    found = sorted(set(re.findall(r"^END .*$", out, re.MULTILINE)))
-    assert len(found) == 2, out
-    return found
-
-
 def test_variables_of_functions_modules_and_objects_go_on(launcher: Launcher) -> None:
-    script = launcher.script(PROGRAM)
-    undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
-    assert undisturbed.status == 0, undisturbed.err
-    assert "that no save holds" not in undisturbed.err, undisturbed.err
-    faults = "1 forward 1 0 epoch 0 1 forward 12 0 forward 27"
-    result = launcher.run(
-        *RUN, "--max-restarts", "5", "--checkpoint-dir", "disturbed", script, *faults.split()
-    )
-    assert result.status == 0, result.err
-    assert result.err.count("went on from step") == 4, result.err
-    assert ends(result.out) == ends(undisturbed.out), result.err
+    deaths = "1 forward 1 0 epoch 0 1 forward 12 0 forward 27"
+    assert_goes_on(launcher, PROGRAM, deaths, unsaid="that no save holds")
