@@ -946,7 +946,8 @@ class Protection:
 
     def _injector(self) -> Callable[[int, str], None] | None:
         specs = injection.from_environment(environment.FAULTS.get(), self._identity.rank)
-        if not specs:
+        # Without an agent nobody would know that one has happened: it would again, in each restart.
+        if not (specs and self._reporter.has_agent):
             return None
         arm_device = proxy_faults.taken_over() or injection.arm_device
         return injection.Injector(specs, self._report_fault, self._native.arm_fault, arm_device).on_phase

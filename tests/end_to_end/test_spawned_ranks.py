@@ -43,8 +43,10 @@ def test_they_train_and_are_told_how_they_are_protected(
     (port,) = free_ports("127.0.0.1", 1)
     monkeypatch.setenv("SOFTGPU_DEVICES", "2")
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "1", "--warm-spares", "0"]
-    ended = launcher.run(*run, launcher.script(SCRIPT), str(port))
+    fault = "rank=0 step=3 phase=backward kind=kill"  # it would come in each restart
+    ended = launcher.run(*run, "--fault", fault, launcher.script(SCRIPT), str(port))
     assert ended.status == 0, ended.err
+    assert f"the rehearsed failure {fault!r} never happened" in ended.err
     assert sorted(re.findall(r"rank \d has trained 6 steps", ended.out)) == [
         "rank 0 has trained 6 steps",
         "rank 1 has trained 6 steps",
