@@ -537,7 +537,7 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
-        most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        most = 1 if args.standalone else _hosts_of(args.nnodes)[1]
         try:
             groups(most, args.memory_tier.copies, args.memory_tier.beside)
         except InvalidInput as error:
@@ -569,7 +569,7 @@ def _check_modes(args: argparse.Namespace) -> None:
 
 
 def _has_several_hosts(args: argparse.Namespace) -> bool:
-    return not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
+    return not args.standalone and _hosts_of(args.nnodes)[1] > 1
 
 
 def command_of(arguments: Sequence[str], args: argparse.Namespace) -> SuspendedJob:
@@ -633,7 +633,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
         raise ValueError("--wait goes with --min-hosts")
     if args.slurm:
         _make_slurm(args)
-    least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    least, most = _hosts_of(args.nnodes)
     if args.coordination is not None:
         _make_coordinated(args, most, place)
     if most == 1 or args.standalone:
@@ -657,10 +657,27 @@ def _check_hosts(args: argparse.Namespace) -> None:
     if args.min_hosts is not None:
         _make_elastic(args, most)
     if args.local_addr is None:
-        name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
-        if kubernetes.in_pod(os.environ):
-            wait_for_name(name)
-        args.local_addr = own_address(name)
+        args.local_addr = _address_towards_others(args)
+
+
+def _hosts_of(nnodes: str) -> tuple[int, int]:
+    """Return the fewest and the most hosts. Raises ValueError."""
+    try:
+        least, most = torchrun.parse_min_max_nnodes(nnodes)
+    except (ValueError, RuntimeError):
+        least = most = 0
+    if not 1 <= least <= most:
+        raise ValueError(f"--nnodes {nnodes}: it is the number of hosts, from 1 on")
+    return least, most
+
+
+def _address_towards_others(args: argparse.Namespace) -> str:
+    names = [parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]]
+    if args.coordination is not None:  # a member that is gone may have no name meanwhile
+        names = [name for name, _ in endpoints_of(args.coordination)[0]]
+    if kubernetes.in_pod(os.environ):
+        wait_for_name(*names)
+    return own_address(*names)
 
 
 def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
@@ -687,7 +704,7 @@ def _make_slurm(args: argparse.Namespace) -> None:
     step = slurm.step_of(os.environ)
     if args.nnodes == NO_HOSTS and args.spare_for is None:
         args.nnodes = str(step.nodes)
-    hosts = torchrun.parse_min_max_nnodes(args.nnodes)[1]
+    hosts = _hosts_of(args.nnodes)[1]
     if args.spare_for is not None:
         if hosts == 1:
             raise ValueError("--spare-for needs --nnodes N, as in the job for which this host stands by")
@@ -737,7 +754,7 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
 
 def _needs_another_port(args: argparse.Namespace) -> bool:
     """Return whether another job on this host has, or is about to have, the port that is taken by itself."""
-    alone = torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1
+    alone = _hosts_of(args.nnodes)[1] == 1
     if not alone or args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port != MASTER_PORT:
         return False
     claim = socket.socket(socket.AF_UNIX)
