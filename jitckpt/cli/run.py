@@ -314,8 +314,8 @@ def _settings(
         report_host=args.report_host,
         host_name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         max_standby=args.max_standby,
-        is_spare=args.spared is not None,
-        stands_by=args.standby,
+        is_spare=args.spared is not None or _waits_for_a_loss(args),
+        stands_by=args.standby and not _waits_for_a_loss(args),
         temporary=temporary,
         memory=_memory(args),
         coordination=coordination,
@@ -552,20 +552,29 @@ def _check_modes(args: argparse.Namespace) -> None:
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
     _check_held(args)
-    if args.standby and args.broken_device != "move":
-        raise ValueError(
-            "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
-            "beyond --nnodes stands by for one that is lost"
-        )
-    if args.standby and args.coordination is not None:
-        raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
-    if args.standby and not _has_several_hosts(args):
+    if args.standby:
+        _check_standby(args)
+
+
+def _check_standby(args: argparse.Namespace) -> None:
+    """A host stands by for one that is lost, or with --broken-device move for one with broken devices."""
+    if not _has_several_hosts(args):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
-    if args.standby and args.secret_file is None:
+    if args.broken_device == "move" and args.coordination is not None:
         raise ValueError(
-            "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
-            "rendezvous' store could have processes of his own made here"
+            "--standby: with --broken-device move not with --coordination, where hosts that stand by are not "
+            "known"
         )
+    if args.broken_device == "move" and args.secret_file is None:
+        raise ValueError(
+            "--standby: with --broken-device move it needs --secret-file FILE, the same on all hosts: else "
+            "whoever reaches the rendezvous' store could have processes of his own made here"
+        )
+
+
+def _waits_for_a_loss(args: argparse.Namespace) -> bool:
+    """Return whether this host is to have the place of one that is lost, and none before."""
+    return bool(args.standby) and args.broken_device != "move"
 
 
 def _has_several_hosts(args: argparse.Namespace) -> bool:
@@ -701,6 +710,8 @@ def _make_slurm(args: argparse.Namespace) -> None:
     """Fill in what Slurm knows: hosts, this one's place, where they meet, and as which job."""
     if args.rdzv_endpoint or args.master_addr != NO_MASTER or args.standalone:
         raise ValueError("--slurm says where the hosts meet: no --rdzv-endpoint, --master-addr, --standalone")
+    if args.standby:
+        raise ValueError("--standby: with --slurm the nodes beyond --nnodes stand by; --spare-for has more")
     step = slurm.step_of(os.environ)
     if args.nnodes == NO_HOSTS and args.spare_for is None:
         args.nnodes = str(step.nodes)
@@ -773,10 +784,11 @@ def _needs_another_port(args: argparse.Namespace) -> bool:
 
 def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:
     """Meet as with c10d where the user has given every host its place: torch's own has no second meeting."""
-    _take_place(args, args.node_rank, hosts)
+    if not _waits_for_a_loss(args):
+        _take_place(args, args.node_rank, hosts)
     args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
     args.rdzv_backend = "c10d"
-    has_store = f"is_host={'true' if args.node_rank == 0 else 'false'}"
+    has_store = f"is_host={'true' if args.node_rank == 0 and not _waits_for_a_loss(args) else 'false'}"
     args.rdzv_conf = f"{args.rdzv_conf},{has_store}" if args.rdzv_conf else has_store
 
 

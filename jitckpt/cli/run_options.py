@@ -436,8 +436,8 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--standby",
         action="store_true",
-        help="this host takes no part until the devices of another one are broken for good (--broken-device "
-        "move, which all hosts need); then that one's ranks go on here",
+        help="this host takes no part until another one is lost, whichever comes first; with --broken-device "
+        "move, which all hosts need, until another one's devices are broken for good: its ranks go on here",
     )
 
 

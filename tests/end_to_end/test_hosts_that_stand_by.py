@@ -1,6 +1,7 @@
 """Hosts that stand by at a store of the hosts' own: they wait for those that have the job's state."""
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -79,17 +80,18 @@ def test_two_that_stand_by_wait_for_the_one_that_is_left(job: Job, undisturbed: 
     assert "The job succeeded after 1 restart." in said
 
 
-def test_one_whose_job_is_lost_with_all_its_hosts_ends_and_may_be_started_again(job: Job) -> None:
-    """The store is still there, and nobody else."""
+def test_one_that_came_first_stands_by_and_ends_when_the_job_is_lost_with_all_its_hosts(job: Job) -> None:
+    """The store is still there, and nobody else; whoever starts the job again makes a new one."""
     store = job.launcher.start(
         *job.hosts.on(0), sys.executable, job.launcher.script(KEEPS, "store.py"), STORE
     )
     await_line(store, "there\n")
     command = [*QUICK, job.launcher.script(PAUSING), *TRAINING]
-    lost = [job.start(host, *command) for host in (1, 2)]
-    await_line(lost[0], "pauses\n")
     impatient = [sys.executable, job.launcher.script(IMPATIENT, "impatient.py")]
-    spare = job.start(3, *command, jitckpt=impatient)
+    spare = job.start(3, "--standby", *command, jitckpt=impatient)
+    time.sleep(10)  # by then it would have a part in the first start
+    agents = [job.start(host, *command) for host in (1, 2)]
+    await_line(agents[0], "pauses\n")
     until_told(spare, "this host stands by: it takes the place")
     kill(job.hosts, 1, 2)
     end = job.launcher.finish(spare)

@@ -44,15 +44,16 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         (["run", "no-such.py"], "there is no script no-such.py"),
         (
             ["run", "--standby", "x.py"],
-            "needs --broken-device move",
+            "--standby: a job on one host has no other (--nnodes)",
         ),
+        (["run", "--slurm", "--standby", "x.py"], "--standby: with --slurm the nodes beyond --nnodes"),
         (
             ["run", *MOVES, "--standby", "x.py"],
             "--standby: a job on one host has no other (--nnodes)",
         ),
         (
             ["run", *MOVES, *MEET, "--standby", "x.py"],
-            "--standby needs --secret-file FILE, the same on all hosts",
+            "it needs --secret-file FILE, the same on all hosts",
         ),
         (
             [
@@ -64,7 +65,7 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
                 "--standby",
                 "x.py",
             ],
-            "--standby: not with --coordination",
+            "--standby: with --broken-device move not with --coordination",
         ),
         (
             ["run", "--memory-tier", "parity", __file__],
