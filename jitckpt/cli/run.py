@@ -640,6 +640,7 @@ def _check_hosts(args: argparse.Namespace) -> None:
         raise ValueError("--spare-for goes with --slurm")
     if args.wait is not None and args.min_hosts is None:
         raise ValueError("--wait goes with --min-hosts")
+    args.slurm = args.slurm or _is_found_in_slurm(args)
     if args.slurm:
         _make_slurm(args)
     least, most = _hosts_of(args.nnodes)
@@ -704,6 +705,15 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
     args.nnodes = f"{args.min_hosts}:{hosts}"
     last_call = f"last_call_timeout={math.ceil(args.wait)}"
     args.rdzv_conf = f"{args.rdzv_conf},{last_call}" if args.rdzv_conf else last_call
+
+
+def _is_found_in_slurm(args: argparse.Namespace) -> bool:
+    """Return whether Slurm has started several hosts, and nobody has said where they meet; then say so."""
+    is_said = args.rdzv_endpoint or args.master_addr != NO_MASTER or args.rdzv_id != NO_ID or args.standalone
+    if is_said or args.standby or args.nnodes == "1" or not slurm.is_one_of_several(os.environ):
+        return False
+    say("this is one of several nodes of a Slurm step: they meet as with --slurm (alone: --standalone).")
+    return True
 
 
 def _make_slurm(args: argparse.Namespace) -> None:

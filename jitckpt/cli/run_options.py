@@ -224,7 +224,8 @@ def _add_clusters(options: argparse._ActionsContainer) -> None:
         "--slurm",
         action="store_true",
         help="in a step of a Slurm job, with one task on each node: hosts, their order and where they meet "
-        "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...)",
+        "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...); "
+        "found by itself, where nothing else says where they meet and the step has several nodes",
     )
     options.add_argument(
         "--spare-for",

@@ -69,6 +69,14 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep:
     )
 
 
+def is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Return whether this is a task of a step that has one on each of several nodes, and no user's shell."""
+    try:
+        return step_of(environment).nodes > 1 and "SLURM_PTY_PORT" not in environment
+    except ValueError:
+        return False
+
+
 def domain_of(environment: Mapping[str, str]) -> str:
     """Return what this node fails with: its leaf switch, or its block; "" if Slurm tells of no network.
 
