@@ -39,6 +39,7 @@ SAID_HERE = {
     "standalone": "--nodes",
     "slurm": "Kubernetes",
     "spare_for": "Kubernetes",
+    "standby": "--standby N",
 }
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
 OTHERS_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # of what is there already

@@ -252,6 +252,7 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (["train.py"], "unrecognized arguments: train.py; after `--`"),
         (["--", "--local-addr", "10.0.0.1", "train.py"], "the pod says it here"),
         (["--", "--min-hosts", "4", "train.py"], "it is from 2 to"),
+        (["--", "--standby", "train.py"], "--standby is not for after `--`: --standby N says it here"),
         (["--standby", "-1", "--", "train.py"], "from 0 to"),
         (["--claim", "My Saves", "--", "train.py"], "'My Saves': a name in Kubernetes"),
         (["--secret", "s/t", "--", "train.py"], "'s/t': a name in Kubernetes"),
