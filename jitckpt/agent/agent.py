@@ -374,8 +374,9 @@ class Agent(LocalElasticAgent):
             if before is not None and processes is not None:
                 self._report_lost(before, processes.supervisor.losses)
         except RendezvousTimeoutError as error:
-            count = self._config.min_nodes
-            raise HostsMissing(f"{count} hosts did not come together in {timeout:g} s. {again}") from error
+            why = f" ({said})" if (said := str(error).strip().rstrip(".")) else ""
+            few = f"{self._config.min_nodes} hosts did not come together in {timeout:g} s{why}."
+            raise HostsMissing(f"{few} {again}") from error
         except (RendezvousError, DistError) as error:
             raise HostsError(
                 f"The hosts did not come together ({_in_words(error.__cause__ or error)}). {again}"

@@ -4,6 +4,7 @@ import argparse
 import math
 import re
 import shlex
+import string
 from collections.abc import Callable
 from functools import partial
 
@@ -34,11 +35,14 @@ SAID_HERE = {
     "master_addr": "the name of the first pod",
     "master_port": "port 29500",
     "node_rank": "the number of the pod",
+    "local_addr": "the pod",
     "standalone": "--nodes",
     "slurm": "Kubernetes",
     "spare_for": "Kubernetes",
+    "standby": "--standby N",
 }
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
+OTHERS_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # of what is there already
 GIB = 1024  # MiB
 # MiB beside the training itself: the launcher; for each rank a warm spare.
 LAUNCHER, RANK = 1024, 512
@@ -49,10 +53,13 @@ def main(arguments: list[str]) -> int:
     """Print the manifests. Raises JitckptError where the library for YAML is missing."""
     parser = _parser()
     split = arguments.index("--") if "--" in arguments else len(arguments)
-    args = parser.parse_args(arguments[:split])
+    args, rest = parser.parse_known_args(arguments[:split])
     run = arguments[split + 1 :]
-    if not run:
-        parser.error("after `--` comes what `jitckpt run` is given: [options] script.py [its arguments]")
+    if rest or not run:
+        unknown = f"unrecognized arguments: {' '.join(rest)}; " if rest else ""
+        parser.error(
+            f"{unknown}after `--` comes what `jitckpt run` is given: [options] script.py [its arguments]"
+        )
     try:
         training = _training(args, run)
     except ValueError as error:
@@ -85,6 +92,10 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         raise ValueError(
             f"--kind {args.kind}: Kubeflow gives each host its place, so none stands by, and there is no "
             "--coordination; take --kind jobset or job"
+        )
+    if wanted.min_hosts is not None and not 2 <= wanted.min_hosts < args.nodes:
+        raise ValueError(
+            f"--min-hosts {wanted.min_hosts}: with --nodes {args.nodes} it is from 2 to {args.nodes - 1}"
         )
     if args.in_place_restart and args.kind != "jobset":
         raise ValueError("--in-place-restart: only --kind jobset has it")
@@ -128,7 +139,9 @@ def _parser() -> argparse.ArgumentParser:
         "of Kubeflow's older operator",
     )
     parser.add_argument("--name", type=_name, default="training", help="of the job (default training)")
-    parser.add_argument("--image", required=True, help="with jitckpt and the script: docs/guides/containers")
+    parser.add_argument(
+        "--image", type=_image, required=True, help="with jitckpt and the script: docs/guides/containers"
+    )
     parser.add_argument("--nodes", type=_count, required=True, metavar="N", help="hosts, a pod on each")
     parser.add_argument(
         "--standby", type=_amount, default=0, metavar="N", help="further hosts, for those that are lost"
@@ -151,16 +164,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar="GIB",
         help="room in /dev/shm, for data loaders and NCCL (default 8; jitckpt itself needs none)",
     )
-    parser.add_argument(
-        "--claim",
-        required=True,
-        metavar="NAME",
-        help="the PersistentVolumeClaim (ReadWriteMany) for the saves",
-    )
-    parser.add_argument(
-        "--secret", metavar="NAME", help="a Secret with the key `secret`, by which the hosts know each other"
-    )
-    parser.add_argument("--queue", metavar="NAME", help="of Kueue, where it admits the job")
+    _add_what_is_there(parser)
     parser.add_argument(
         "--in-place-restart",
         action="store_true",
@@ -168,6 +172,26 @@ def _parser() -> argparse.ArgumentParser:
         "InPlaceRestart, and Kubernetes 1.35)",
     )
     return parser
+
+
+def _add_what_is_there(parser: argparse.ArgumentParser) -> None:
+    """Of the cluster, before the job comes."""
+    parser.add_argument(
+        "--claim",
+        type=_others_name,
+        required=True,
+        metavar="NAME",
+        help="the PersistentVolumeClaim (ReadWriteMany) for the saves",
+    )
+    parser.add_argument(
+        "--secret",
+        type=_others_name,
+        metavar="NAME",
+        help="a Secret with the key `secret`, by which the hosts know each other",
+    )
+    parser.add_argument(
+        "--queue", type=_others_name, metavar="NAME", help="of Kueue, where it admits the job"
+    )
 
 
 def _name(text: str) -> str:
@@ -178,6 +202,18 @@ def _name(text: str) -> str:
     return text
 
 
+def _others_name(text: str) -> str:
+    if not OTHERS_NAME.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"{text!r}: a name in Kubernetes has small letters, digits, - and .")
+    return text
+
+
+def _image(text: str) -> str:
+    if not text or set(text) & set(string.whitespace):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of an image")
+    return text
+
+
 def _count(text: str) -> int:
     if not (text.isascii() and text.isdigit() and 1 <= int(text) <= 100_000):
         raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 1 to 100000")
@@ -185,4 +221,6 @@ def _count(text: str) -> int:
 
 
 def _amount(text: str) -> int:
-    return 0 if text == "0" else _count(text)
+    if not (text.isascii() and text.isdigit() and int(text) <= 100_000):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number from 0 to 100000")
+    return int(text)

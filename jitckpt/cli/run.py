@@ -314,8 +314,8 @@ def _settings(
         report_host=args.report_host,
         host_name=os.environ.get("SLURMD_NODENAME") or socket.gethostname(),
         max_standby=args.max_standby,
-        is_spare=args.spared is not None,
-        stands_by=args.standby,
+        is_spare=args.spared is not None or _waits_for_a_loss(args),
+        stands_by=args.standby and not _waits_for_a_loss(args),
         temporary=temporary,
         memory=_memory(args),
         coordination=coordination,
@@ -537,7 +537,7 @@ def _check_modes(args: argparse.Namespace) -> None:
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
     if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
-        most = 1 if args.standalone else torchrun.parse_min_max_nnodes(args.nnodes)[1]
+        most = 1 if args.standalone else _hosts_of(args.nnodes)[1]
         try:
             groups(most, args.memory_tier.copies, args.memory_tier.beside)
         except InvalidInput as error:
@@ -552,24 +552,33 @@ def _check_modes(args: argparse.Namespace) -> None:
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
     _check_held(args)
-    if args.standby and args.broken_device != "move":
-        raise ValueError(
-            "--standby needs --broken-device move, on all hosts; without --standby a host that is started "
-            "beyond --nnodes stands by for one that is lost"
-        )
-    if args.standby and args.coordination is not None:
-        raise ValueError("--standby: not with --coordination, where hosts that stand by are not known")
-    if args.standby and not _has_several_hosts(args):
+    if args.standby:
+        _check_standby(args)
+
+
+def _check_standby(args: argparse.Namespace) -> None:
+    """A host stands by for one that is lost, or with --broken-device move for one with broken devices."""
+    if not _has_several_hosts(args):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
-    if args.standby and args.secret_file is None:
+    if args.broken_device == "move" and args.coordination is not None:
         raise ValueError(
-            "--standby needs --secret-file FILE, the same on all hosts: without it whoever reaches the "
-            "rendezvous' store could have processes of his own made here"
+            "--standby: with --broken-device move not with --coordination, where hosts that stand by are not "
+            "known"
         )
+    if args.broken_device == "move" and args.secret_file is None:
+        raise ValueError(
+            "--standby: with --broken-device move it needs --secret-file FILE, the same on all hosts: else "
+            "whoever reaches the rendezvous' store could have processes of his own made here"
+        )
+
+
+def _waits_for_a_loss(args: argparse.Namespace) -> bool:
+    """Return whether this host is to have the place of one that is lost, and none before."""
+    return bool(args.standby) and args.broken_device != "move"
 
 
 def _has_several_hosts(args: argparse.Namespace) -> bool:
-    return not args.standalone and torchrun.parse_min_max_nnodes(args.nnodes)[1] > 1
+    return not args.standalone and _hosts_of(args.nnodes)[1] > 1
 
 
 def command_of(arguments: Sequence[str], args: argparse.Namespace) -> SuspendedJob:
@@ -631,9 +640,10 @@ def _check_hosts(args: argparse.Namespace) -> None:
         raise ValueError("--spare-for goes with --slurm")
     if args.wait is not None and args.min_hosts is None:
         raise ValueError("--wait goes with --min-hosts")
+    args.slurm = args.slurm or _is_found_in_slurm(args)
     if args.slurm:
         _make_slurm(args)
-    least, most = torchrun.parse_min_max_nnodes(args.nnodes)
+    least, most = _hosts_of(args.nnodes)
     if args.coordination is not None:
         _make_coordinated(args, most, place)
     if most == 1 or args.standalone:
@@ -657,10 +667,27 @@ def _check_hosts(args: argparse.Namespace) -> None:
     if args.min_hosts is not None:
         _make_elastic(args, most)
     if args.local_addr is None:
-        name = parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]
-        if kubernetes.in_pod(os.environ):
-            wait_for_name(name)
-        args.local_addr = own_address(name)
+        args.local_addr = _address_towards_others(args)
+
+
+def _hosts_of(nnodes: str) -> tuple[int, int]:
+    """Return the fewest and the most hosts. Raises ValueError."""
+    try:
+        least, most = torchrun.parse_min_max_nnodes(nnodes)
+    except (ValueError, RuntimeError):
+        least = most = 0
+    if not 1 <= least <= most:
+        raise ValueError(f"--nnodes {nnodes}: it is the number of hosts, from 1 on")
+    return least, most
+
+
+def _address_towards_others(args: argparse.Namespace) -> str:
+    names = [parse_rendezvous_endpoint(args.rdzv_endpoint, 0)[0]]
+    if args.coordination is not None:  # a member that is gone may have no name meanwhile
+        names = [name for name, _ in endpoints_of(args.coordination)[0]]
+    if kubernetes.in_pod(os.environ):
+        wait_for_name(*names)
+    return own_address(*names)
 
 
 def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
@@ -680,14 +707,25 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
     args.rdzv_conf = f"{args.rdzv_conf},{last_call}" if args.rdzv_conf else last_call
 
 
+def _is_found_in_slurm(args: argparse.Namespace) -> bool:
+    """Return whether Slurm has started several hosts, and nobody has said where they meet; then say so."""
+    is_said = args.rdzv_endpoint or args.master_addr != NO_MASTER or args.rdzv_id != NO_ID or args.standalone
+    if is_said or args.standby or args.nnodes == "1" or not slurm.is_one_of_several(os.environ):
+        return False
+    say("this is one of several nodes of a Slurm step: they meet as with --slurm (alone: --standalone).")
+    return True
+
+
 def _make_slurm(args: argparse.Namespace) -> None:
     """Fill in what Slurm knows: hosts, this one's place, where they meet, and as which job."""
     if args.rdzv_endpoint or args.master_addr != NO_MASTER or args.standalone:
         raise ValueError("--slurm says where the hosts meet: no --rdzv-endpoint, --master-addr, --standalone")
+    if args.standby:
+        raise ValueError("--standby: with --slurm the nodes beyond --nnodes stand by; --spare-for has more")
     step = slurm.step_of(os.environ)
     if args.nnodes == NO_HOSTS and args.spare_for is None:
         args.nnodes = str(step.nodes)
-    hosts = torchrun.parse_min_max_nnodes(args.nnodes)[1]
+    hosts = _hosts_of(args.nnodes)[1]
     if args.spare_for is not None:
         if hosts == 1:
             raise ValueError("--spare-for needs --nnodes N, as in the job for which this host stands by")
@@ -737,7 +775,7 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
 
 def _needs_another_port(args: argparse.Namespace) -> bool:
     """Return whether another job on this host has, or is about to have, the port that is taken by itself."""
-    alone = torchrun.parse_min_max_nnodes(args.nnodes)[1] == 1
+    alone = _hosts_of(args.nnodes)[1] == 1
     if not alone or args.rdzv_backend != "static" or args.rdzv_endpoint or args.master_port != MASTER_PORT:
         return False
     claim = socket.socket(socket.AF_UNIX)
@@ -756,10 +794,11 @@ def _needs_another_port(args: argparse.Namespace) -> bool:
 
 def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:
     """Meet as with c10d where the user has given every host its place: torch's own has no second meeting."""
-    _take_place(args, args.node_rank, hosts)
+    if not _waits_for_a_loss(args):
+        _take_place(args, args.node_rank, hosts)
     args.rdzv_endpoint = args.rdzv_endpoint or f"{args.master_addr}:{args.master_port}"
     args.rdzv_backend = "c10d"
-    has_store = f"is_host={'true' if args.node_rank == 0 else 'false'}"
+    has_store = f"is_host={'true' if args.node_rank == 0 and not _waits_for_a_loss(args) else 'false'}"
     args.rdzv_conf = f"{args.rdzv_conf},{has_store}" if args.rdzv_conf else has_store
 
 

@@ -130,7 +130,7 @@ def _add_transparent_mode(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--validate-every",
-        type=_steps,
+        type=_amount,
         default=DEFAULT_VALIDATE_EVERY,
         metavar="STEPS",
         help="in transparent mode: before the fifth optimizer step, and every so many after it, all ranks "
@@ -184,7 +184,7 @@ def _add_number_of_hosts(options: argparse._ActionsContainer) -> None:
     """How many hosts the job needs, and which."""
     options.add_argument(
         "--min-hosts",
-        type=_steps,
+        type=_amount,
         metavar="N",
         help="in user mode: with hosts missing for longer than --wait the job goes on with N of them or "
         "more, and takes others in at the end of a step when they come; the first start needs all (default: "
@@ -199,7 +199,7 @@ def _add_number_of_hosts(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--max-standby",
-        type=_steps,
+        type=_amount,
         metavar="N",
         help="of the hosts beyond --nnodes so many stand by; a further one ends with status 0 (default: all)",
     )
@@ -224,7 +224,8 @@ def _add_clusters(options: argparse._ActionsContainer) -> None:
         "--slurm",
         action="store_true",
         help="in a step of a Slurm job, with one task on each node: hosts, their order and where they meet "
-        "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...)",
+        "are Slurm's; beyond --nnodes they stand by (srun --ntasks-per-node=1 --kill-on-bad-exit=0 ...); "
+        "found by itself, where nothing else says where they meet and the step has several nodes",
     )
     options.add_argument(
         "--spare-for",
@@ -361,7 +362,7 @@ def _add_ranks(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--save-every",
-        type=_steps,
+        type=_amount,
         metavar="STEPS",
         help="of trainings that --frameworks protects, save after each so many optimizer steps as well, for "
         "failures that no replica survives (default: never)",
@@ -397,7 +398,7 @@ def _add_views(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--total-steps",
-        type=_steps,
+        type=_amount,
         metavar="N",
         help="how many optimizer steps the training makes in all: in a TrainJob whose Kubeflow Trainer keeps "
         "its progress, it is told there what part of them is done (default: nothing is told)",
@@ -436,8 +437,8 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--standby",
         action="store_true",
-        help="this host takes no part until the devices of another one are broken for good (--broken-device "
-        "move, which all hosts need); then that one's ranks go on here",
+        help="this host takes no part until another one is lost, whichever comes first; with --broken-device "
+        "move, which all hosts need, until another one's devices are broken for good: its ranks go on here",
     )
 
 
@@ -470,9 +471,9 @@ def _seconds(text: str) -> float:
     return seconds
 
 
-def _steps(text: str) -> int:
+def _amount(text: str) -> int:
     if not (text.isascii() and text.isdigit()):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of steps")
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number from 0 on")
     return int(text)
 
 

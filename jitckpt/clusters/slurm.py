@@ -16,6 +16,11 @@ SHARED = ("switch", "block")  # what Slurm names of a network that may take all 
 HOW = "start one agent on each node: srun --ntasks-per-node=1 --kill-on-bad-exit=0 jitckpt run --slurm ..."
 
 
+# What `srun` sets for each task of a step.
+JOB, STEP, NODE = "SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_NODEID"
+NODES, TASKS, NODE_LIST = "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NODELIST"
+
+
 @dataclass(frozen=True)
 class SlurmStep:
     """An agent's place: node number `node` of so many. run: how often the job was queued again.
@@ -44,10 +49,12 @@ class SlurmStep:
 
 def step_of(environment: Mapping[str, str]) -> SlurmStep:
     """Return what the variables of a task say. Raises ValueError with a sentence if it can't be used."""
-    if "SLURM_STEP_ID" not in environment or "SLURM_PROCID" not in environment:
+    if STEP not in environment or "SLURM_PROCID" not in environment:
         raise ValueError(f"--slurm: this is no step of a Slurm job; {HOW}")
-    job, step = environment["SLURM_JOB_ID"], environment["SLURM_STEP_ID"]
-    nodes, tasks = int(environment["SLURM_STEP_NUM_NODES"]), int(environment["SLURM_STEP_NUM_TASKS"])
+    if missing := [name for name in (JOB, NODES, TASKS, NODE, NODE_LIST) if name not in environment]:
+        raise ValueError(f"--slurm: of what Slurm tells a step {', '.join(missing)} is missing here; {HOW}")
+    job, step = environment[JOB], environment[STEP]
+    nodes, tasks = int(environment[NODES]), int(environment[TASKS])
     if tasks != nodes:
         raise ValueError(f"--slurm: step {job}.{step} has {tasks} tasks on {nodes} nodes; {HOW}")
     gpus = environment.get("SLURM_GPUS_ON_NODE", "")
@@ -55,11 +62,19 @@ def step_of(environment: Mapping[str, str]) -> SlurmStep:
         job,
         step,
         run=environment.get("SLURM_RESTART_COUNT", "0"),
-        node=int(environment["SLURM_NODEID"]),
+        node=int(environment[NODE]),
         nodes=nodes,
-        node_list=environment["SLURM_STEP_NODELIST"],
+        node_list=environment[NODE_LIST],
         gpus=int(gpus) if gpus.isdigit() else None,
     )
+
+
+def is_one_of_several(environment: Mapping[str, str]) -> bool:
+    """Return whether this is a task of a step that has one on each of several nodes, and no user's shell."""
+    try:
+        return step_of(environment).nodes > 1 and "SLURM_PTY_PORT" not in environment
+    except ValueError:
+        return False
 
 
 def domain_of(environment: Mapping[str, str]) -> str:
@@ -219,5 +234,6 @@ def asked(*arguments: str) -> str:
     except subprocess.TimeoutExpired as error:
         raise HostsError(f"--slurm: scontrol gives no answer within {SECONDS:g} s.") from error
     except subprocess.CalledProcessError as error:
-        raise HostsError(f"--slurm: scontrol {' '.join(arguments)}: {error.stderr.strip()}") from error
+        why = "; ".join(error.stderr.split("\n")).strip("; ")
+        raise HostsError(f"--slurm: scontrol {' '.join(arguments)}: {why}") from error
     return done.stdout

@@ -19,9 +19,12 @@ from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries,
 PORT = 2379
 TRY_SECONDS = 2.0  # for one member's answer, of several
 PAUSE = 0.2  # seconds, after all members were asked in vain
-NOT_FOUND, UNAUTHENTICATED = 5, 16  # gRPC's codes
-REFUSALS = {3: "invalid", 7: "not allowed", 8: "no space"}  # of which no other member says otherwise
+# gRPC's codes
+INVALID, NOT_FOUND, NOT_ALLOWED, NO_SPACE, UNAUTHENTICATED = 3, 5, 7, 8, 16
+REFUSALS = (INVALID, NOT_ALLOWED, NO_SPACE)  # of which no other member says otherwise
 SCHEMES = ("etcd://", "etcds://")
+WHO = "ETCDCTL_USER and ETCDCTL_PASSWORD name who is to be"
+FILES = {"ca_certs": "ETCDCTL_CACERT", "cert_file": "ETCDCTL_CERT", "key_file": "ETCDCTL_KEY"}
 
 
 def endpoints_of(url: str) -> tuple[list[tuple[str, int]], bool]:
@@ -50,7 +53,10 @@ class Etcd(Coordination):
     """A cluster's members, as the environment of etcdctl says to reach them."""
 
     def __init__(self, url: str, environment: Mapping[str, str], patience: float) -> None:
-        """patience: seconds for an answer, with all tries. Raises HostsError without urllib3, ValueError."""
+        """patience: seconds for an answer, with all tries.
+
+        Raises HostsError without urllib3, or a file that the environment names, ValueError.
+        """
         try:
             import urllib3
         except ImportError as error:
@@ -58,10 +64,7 @@ class Etcd(Coordination):
                 "--coordination etcd://... needs the package urllib3: `pip install 'jitckpt[etcd]'`."
             ) from error
         self._places, tls = endpoints_of(url)
-        files = {
-            name: environment.get(f"ETCDCTL_{variable}") or None
-            for name, variable in (("ca_certs", "CACERT"), ("cert_file", "CERT"), ("key_file", "KEY"))
-        }
+        files = {name: _file(environment, variable) for name, variable in FILES.items()}
         self._scheme = "https" if tls or any(files.values()) else "http"
         options: dict[str, Any] = files | {"cert_reqs": "CERT_REQUIRED"} if self._scheme == "https" else {}
         self._pool = urllib3.PoolManager(maxsize=8, retries=False, **options)
@@ -145,7 +148,8 @@ class Etcd(Coordination):
                 try:
                     answer = self._answered(number, call, body, seconds)
                 except (self._error, OSError, ValueError) as error:
-                    why = f"{self._places[number][0]}: {error}"[:300]
+                    tls = "by" if self._scheme == "https" else "without"
+                    why = f"{self._places[number][0]}, {tls} TLS: {error}"[:300]
                     continue
                 if "error" not in answer:
                     self._first = number
@@ -154,7 +158,8 @@ class Etcd(Coordination):
                 if answer.get("code") == NOT_FOUND:
                     raise LeaseLost(f"etcd at {self} knows no such lease ({why})")
                 if answer.get("code") in REFUSALS:
-                    raise CoordinationError(f"etcd at {self} refuses ({why})")
+                    hint = f": {WHO}" if answer["code"] == NOT_ALLOWED or "user name" in why else ""
+                    raise CoordinationError(f"etcd at {self} refuses ({why}){hint}")
             time.sleep(PAUSE)
 
     def _turn(self) -> list[int]:
@@ -186,8 +191,7 @@ class Etcd(Coordination):
             answer = _object(response.data)
             if "token" not in answer:
                 raise CoordinationError(
-                    f"etcd at {self} does not let {name!r} in ({answer.get('message', answer)}): "
-                    "ETCDCTL_USER and ETCDCTL_PASSWORD name who is to be"
+                    f"etcd at {self} does not let {name!r} in ({answer.get('message', answer)}): {WHO}"
                 )
             self._token = str(answer["token"])
 
@@ -212,6 +216,17 @@ class Etcd(Coordination):
         finally:
             if stream:
                 response.close()  # what is read in part can't be used again
+
+
+def _file(environment: Mapping[str, str], variable: str) -> str | None:
+    """Return the file that a variable names, if any. Raises HostsError where it can't be read."""
+    path = environment.get(variable)
+    if path:
+        try:
+            open(path, "rb").close()
+        except OSError as error:
+            raise HostsError(f"{variable}={path} can't be read: {error.strerror}.") from error
+    return path or None
 
 
 def _user(environment: Mapping[str, str]) -> tuple[str, str] | None:

@@ -133,28 +133,38 @@ def answers(host: str, port: int) -> bool:
     return True
 
 
-def wait_for_name(name: str, seconds: float = DEFAULT_TIMEOUT) -> None:
-    """Wait until the name means an address; a pod's does only once the pod is there. Raises OSError."""
+def wait_for_name(*names: str, seconds: float = DEFAULT_TIMEOUT) -> None:
+    """Wait until one of the names means an address; a pod's does only once the pod is there."""
     end, said = time.monotonic() + seconds, False
-    while True:
-        try:
-            socket.getaddrinfo(name, None)
-            return
-        except socket.gaierror:
-            if time.monotonic() >= end:
-                raise
+    while not any(map(_means_an_address, names)) and time.monotonic() < end:
         if not said:
-            say(f"nobody is called {name} yet; this host waits for the pod of that name.")
+            say(f"nobody is called {' or '.join(names)} yet; this host waits for the pod of that name.")
             said = True
         time.sleep(NAME_SECONDS)
 
 
-def own_address(towards: str) -> str:
-    """Return the address under which this host reaches `towards`, a name or an address. Raises OSError."""
-    family, kind, protocol, _, place = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
-    with socket.socket(family, kind, protocol) as unconnected:
-        unconnected.connect(place)  # sends nothing
-        return str(unconnected.getsockname()[0])
+def _means_an_address(name: str) -> bool:
+    try:
+        return bool(socket.getaddrinfo(name, None))
+    except socket.gaierror:
+        return False
+
+
+def own_address(*towards: str) -> str:
+    """Return the address under which this host reaches the first of these names and addresses that it can.
+
+    Raises OSError with a sentence.
+    """
+    why = []
+    for name in towards:
+        try:
+            family, kind, protocol, _, place = socket.getaddrinfo(name, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(family, kind, protocol) as unconnected:
+                unconnected.connect(place)  # sends nothing
+                return str(unconnected.getsockname()[0])
+        except OSError as error:
+            why.append(f"there is no way from here to {name} ({error.strerror})")
+    raise OSError("; ".join(why))
 
 
 def is_own_address(name: str) -> bool:

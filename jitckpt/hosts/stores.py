@@ -67,7 +67,11 @@ from jitckpt.wire.hosts import HEARD, STORE, Host, Past
 REDIRECT_SECONDS = 2.0
 GATHERING_SECONDS = 15.0  # for hosts to come together of which each has said that it is there
 DEAD_SECONDS = (
-    60.0  # that a host waits for new ones where too few are left and the others are known to be dead
+    60.0  # that a host waits for others where too few are left, or none, and the rest is known to be dead
+)
+ALL_DEAD = (
+    "All hosts that had the job's state are gone, as their machines say, and those that only stood by do not "
+    "begin it anew. Start the job on all hosts again; it goes on from its newest save."
 )
 TAKES_A_PLACE = "it takes the place of one that is lost, when the others meet again"
 
@@ -189,6 +193,7 @@ class LastingRendezvous(RendezvousHandler):
         self._left = False
         self._stands_by, self._max_standby = False, max_standby
         self._waits = False  # for the job to take it in
+        self._dead_since: float | None = None  # all hosts of a job that has not ended
         self._closing = threading.Event()
 
     # What an agent tells the others, and hears.
@@ -403,6 +408,18 @@ class LastingRendezvous(RendezvousHandler):
         agents = [last.met.all[place].agent for place in sorted(last.together)]
         self.signature.put(client, self._key("living"), agents)
 
+    def _see_that_one_lives(self, reserves: Collection[StorePlace]) -> None:
+        """Raise HostsMissing if all hosts that have the job's state have been dead for long.
+
+        As their machines say: one that is silent may be cut off.
+        """
+        if not reserves or self.inner._state_holder.state.complete or not all(map(is_closed, reserves)):
+            self._dead_since = None
+        elif self._dead_since is None:
+            self._dead_since = time.monotonic()
+        elif time.monotonic() - self._dead_since > DEAD_SECONDS:
+            raise HostsMissing(ALL_DEAD)
+
     def _lives(self) -> bool:
         """Return whether any host of the newest start is there, as far as this one can see."""
         return any(place.port > 0 and answers(place.address, place.port) for place in self._reserves)
@@ -425,6 +442,8 @@ class LastingRendezvous(RendezvousHandler):
             self.on_standing_by()
         # Those that were in the newest start are there for a moment, too, as they meet again.
         others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
+        if others:
+            self._see_that_one_lives(notes.reserves)
         if others and not self._waits and self._is_waiting():
             self._waits = self.has_waited = True
             self.inner.wait_for_missing(GATHERING_SECONDS)
@@ -550,6 +569,8 @@ class LastingRendezvous(RendezvousHandler):
             except StoreGone:  # it may have a note
                 is_here = False
         elif last is None and self._reserves and all(map(is_closed, self._reserves)):
+            if self._dead_since is not None:
+                raise HostsMissing(ALL_DEAD)
             raise JobEnded
         if is_here and (last is None or last.may_go_on or not self.has_store):
             return self._place  # where these are too few they are told so when they meet

@@ -1,13 +1,14 @@
 """Hosts that stand by at a store of the hosts' own: they wait for those that have the job's state."""
 
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 from gpt import TRAINING, digests
 from launcher import Launcher, until_told
-from namespaces import Namespaces, namespaces
-from test_hosts import PAUSING, Job, await_line
+from namespaces import Namespaces, kill, namespaces
+from test_hosts import PAUSING, STORE, Job, await_line
 
 # `jitckpt` on a host that is slow: it has left the last meeting, and comes to the next one when those that
 # stand by have long seen that there is one.
@@ -26,6 +27,24 @@ def late(self, context, deadline):
     return join(self, context, deadline)
 
 dynamic_rendezvous._RendezvousJoinOp.__call__ = late
+sys.exit(cli.main())
+"""
+# A store that is on none of the job's hosts, and `jitckpt` that waits less long for the dead.
+KEEPS = """
+import sys, time
+from torch.distributed import TCPStore
+
+host, port = sys.argv[1].split(":")
+store = TCPStore(host, int(port), is_master=True, wait_for_workers=False)
+print("there", flush=True)
+time.sleep(600)
+"""
+IMPATIENT = """
+import sys
+from jitckpt import cli
+from jitckpt.hosts import stores
+
+stores.DEAD_SECONDS = 3
 sys.exit(cli.main())
 """
 QUICK = ["--host-timeout", "5", "--rdzv-conf", "keep_alive_interval=1"]
@@ -59,3 +78,23 @@ def test_two_that_stand_by_wait_for_the_one_that_is_left(job: Job, undisturbed: 
     assert digests("".join(end.out for end in ends)) == undisturbed
     assert said.count("this host stood by and was not needed") == 1
     assert "The job succeeded after 1 restart." in said
+
+
+def test_one_that_came_first_stands_by_and_ends_when_the_job_is_lost_with_all_its_hosts(job: Job) -> None:
+    """The store is still there, and nobody else; whoever starts the job again makes a new one."""
+    store = job.launcher.start(
+        *job.hosts.on(0), sys.executable, job.launcher.script(KEEPS, "store.py"), STORE
+    )
+    await_line(store, "there\n")
+    command = [*QUICK, job.launcher.script(PAUSING), *TRAINING]
+    impatient = [sys.executable, job.launcher.script(IMPATIENT, "impatient.py")]
+    spare = job.start(3, "--standby", *command, jitckpt=impatient)
+    time.sleep(10)  # by then it would have a part in the first start
+    agents = [job.start(host, *command) for host in (1, 2)]
+    await_line(agents[0], "pauses\n")
+    until_told(spare, "this host stands by: it takes the place")
+    kill(job.hosts, 1, 2)
+    end = job.launcher.finish(spare)
+    assert end.status == 76, end.err
+    assert "All hosts that had the job's state are gone" in end.err
+    assert store.poll() is None

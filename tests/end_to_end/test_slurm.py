@@ -107,8 +107,9 @@ def went_on_from(told: str) -> int:
 
 
 def test_a_killed_rank_changes_no_bit(cluster: Slurm, launcher: Launcher, undisturbed: list[str]) -> None:
+    """Slurm is found without --slurm."""
     fault = ["--fault", "rank=1 step=5 phase=backward kind=kill"]
-    ended = launcher.run(*under(cluster), *SRUN, *JITCKPT, "run", "--slurm", *OPTIONS, *fault, *TRAINING)
+    ended = launcher.run(*under(cluster), *SRUN, *JITCKPT, "run", *OPTIONS, *fault, *TRAINING)
     assert ended.status == 0, ended.err
     assert digests(ended.out) == undisturbed
     assert "The job succeeded after 1 restart." in ended.err

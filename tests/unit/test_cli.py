@@ -44,15 +44,16 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         (["run", "no-such.py"], "there is no script no-such.py"),
         (
             ["run", "--standby", "x.py"],
-            "needs --broken-device move",
+            "--standby: a job on one host has no other (--nnodes)",
         ),
+        (["run", "--slurm", "--standby", "x.py"], "--standby: with --slurm the nodes beyond --nnodes"),
         (
             ["run", *MOVES, "--standby", "x.py"],
             "--standby: a job on one host has no other (--nnodes)",
         ),
         (
             ["run", *MOVES, *MEET, "--standby", "x.py"],
-            "--standby needs --secret-file FILE, the same on all hosts",
+            "it needs --secret-file FILE, the same on all hosts",
         ),
         (
             [
@@ -64,7 +65,7 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
                 "--standby",
                 "x.py",
             ],
-            "--standby: not with --coordination",
+            "--standby: with --broken-device move not with --coordination",
         ),
         (
             ["run", "--memory-tier", "parity", __file__],
@@ -109,7 +110,9 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             ["run", "--nnodes=4", "--rdzv-id=a", "--coordination=etcd://h:1", "--min-hosts=3", __file__],
             "--min-hosts: not with --coordination",
         ),
-        (["run", "--nnodes", "x", __file__], "invalid literal for int() with base 10: 'x'"),
+        (["run", "--nnodes", "x", __file__], "--nnodes x: it is the number of hosts, from 1 on"),
+        (["run", "--nnodes", "0", __file__], "--nnodes 0: it is the number of hosts, from 1 on"),
+        (["run", "--max-standby", "-1", __file__], "'-1' is no whole number from 0 on"),
         (["run", "--secret-file", "/dev/null", __file__], "/dev/null can't be read: it is no file"),
         (["run", "--secret-file", "nowhere", __file__], "nowhere can't be read: No such file"),
         (["run", "--max-restarts", "-1", __file__], "max_restarts must be >= 0"),

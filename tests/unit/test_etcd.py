@@ -12,6 +12,7 @@ import pytest
 from certificates import certificates
 from etcd_cluster import Cluster, etcd, kept_ports
 
+from jitckpt.errors import HostsError
 from jitckpt.hosts.coordination import CoordinationError, LeaseLost
 from jitckpt.hosts.etcd import Etcd, endpoints_of
 
@@ -112,9 +113,12 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
         cluster.ask(0, "auth/user/add", {"name": name, "password": password})
         cluster.ask(0, "auth/role/add", {"name": "root"})
         cluster.ask(0, "auth/user/grant", {"user": name, "role": "root"})
+        cluster.ask(0, "auth/user/add", {"name": "poor", "password": "secret"})
         cluster.ask(0, "auth/enable", {})
-        with pytest.raises(CoordinationError, match="user name is empty"):
+        with pytest.raises(CoordinationError, match=r"user name is empty\): ETCDCTL_USER and"):
             Etcd(cluster.url, {}, 2).get("a")
+        with pytest.raises(CoordinationError, match=r"permission denied\): ETCDCTL_USER and"):
+            Etcd(cluster.url, {"ETCDCTL_USER": "poor:secret"}, 2).get("a")
         with pytest.raises(CoordinationError, match="does not let 'root' in"):
             Etcd(cluster.url, {"ETCDCTL_USER": "root:wrong"}, 2).get("a")
         for environment in (
@@ -127,6 +131,11 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
             assert service.get("a").entries["a"].value == b"b"
 
 
+def test_a_file_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
+    with pytest.raises(HostsError, match=r"ETCDCTL_CACERT=.*/none can't be read: No such file"):
+        Etcd("etcds://127.0.0.1:1", {"ETCDCTL_CACERT": str(tmp_path / "none")}, 1)
+
+
 def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     made = certificates(tmp_path)
     own = ["--cert-file", f"{made}/own.crt", "--key-file", f"{made}/own.key"]
@@ -137,8 +146,9 @@ def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
         service = Etcd(cluster.url, with_own, 30)
         assert service.put_if({"a": b"b"}, {}) is not None
         assert service.get("a").entries["a"].value == b"b"
-        for stranger in ({}, environment):  # in clear text, and with no certificate of its own
-            with pytest.raises(CoordinationError, match="gives no answer"):
+        # In clear text, and with no certificate of its own.
+        for stranger, how in (({}, "without TLS"), (environment, "by TLS")):
+            with pytest.raises(CoordinationError, match=f"gives no answer .*{how}"):
                 Etcd(cluster.url, stranger, 1).get("a")
         with pytest.raises(CoordinationError, match="certificate verify failed"):
             Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 1).get("a")

@@ -249,6 +249,15 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (["--kind", "job", "--in-place-restart", "--", "train.py"], "only --kind jobset"),
         (["--name", "Gpt", "--", "train.py"], "small letters"),
         (["--", "--no-such-option", "train.py"], "--no-such-option"),
+        (["train.py"], "unrecognized arguments: train.py; after `--`"),
+        (["--", "--local-addr", "10.0.0.1", "train.py"], "the pod says it here"),
+        (["--", "--min-hosts", "4", "train.py"], "it is from 2 to"),
+        (["--", "--standby", "train.py"], "--standby is not for after `--`: --standby N says it here"),
+        (["--standby", "-1", "--", "train.py"], "from 0 to"),
+        (["--claim", "My Saves", "--", "train.py"], "'My Saves': a name in Kubernetes"),
+        (["--secret", "s/t", "--", "train.py"], "'s/t': a name in Kubernetes"),
+        (["--queue", "", "--", "train.py"], "'': a name in Kubernetes"),
+        (["--image", "gpt :1", "--", "train.py"], "'gpt :1' is no name of an image"),
     ],
 )
 def test_what_does_not_fit_is_refused_here_and_not_by_the_cluster(

@@ -11,6 +11,7 @@ import pytest
 from jitckpt.cli import run
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import slurm
+from jitckpt.errors import HostsError
 
 
 def environment(address: str, pattern: str, **more: str) -> dict[str, str]:
@@ -46,6 +47,17 @@ def test_what_another_node_or_no_step_was_told_counts_nothing() -> None:
     assert slurm.domain_of(told | {"SLURMD_NODENAME": "n18"}) == ""
 
 
+@pytest.mark.parametrize("missing", ["SLURM_STEP_ID", "SLURM_JOB_ID", "SLURM_STEP_NODELIST"])
+def test_a_step_of_which_slurm_tells_a_part_is_none(missing: str) -> None:
+    """As in a container that is given some of the variables."""
+    told = dict.fromkeys(("SLURM_PROCID", slurm.JOB, slurm.STEP, slurm.NODE, slurm.NODES, slurm.TASKS), "1")
+    told[slurm.NODE_LIST] = "n1"
+    assert slurm.step_of(told).name == "slurm-1-0-1"
+    del told[missing]
+    with pytest.raises(ValueError, match=r"--slurm: .*; start one agent on each node"):
+        slurm.step_of(told)
+
+
 @pytest.mark.parametrize(
     ("options", "domains", "by"),
     [([], ("switch s4",), "Slurm"), (["--failure-domains", "hostname"], (socket.gethostname(),), "")],
@@ -74,7 +86,9 @@ case "$*" in
     "show job 7")
         printf "JobId=7 JobName=b.sh\n   Command=b.sh\n"
         [[ ! $SUBMITTED ]] || echo "   SubmitLine=$SUBMITTED" ;;
-    *) exit 1 ;;
+    *)
+        printf "scontrol: error: no host\nscontrol: fatal: no source\n" >&2
+        exit 1 ;;
 esac
 """
 HEALTHY = "end all agents of this step as soon as one fails"
@@ -118,6 +132,15 @@ class Cluster:
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cluster:
     return Cluster(tmp_path, monkeypatch)
+
+
+def test_what_slurm_complains_of_is_one_line(cluster: Cluster) -> None:
+    del cluster
+    with pytest.raises(HostsError) as refusal:
+        slurm.asked("ping")
+    assert (
+        str(refusal.value) == "--slurm: scontrol ping: scontrol: error: no host; scontrol: fatal: no source"
+    )
 
 
 def test_it_is_told_where_a_step_ends_with_its_first_failure(cluster: Cluster) -> None:

@@ -171,3 +171,27 @@ def test_what_is_missing_is_said(
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=why):
         run._check_hosts(run_parser().parse_args([*options, "train.py"]))
+
+
+@pytest.mark.parametrize(
+    ("options", "variables", "found"),
+    [
+        ([], {}, True),
+        (["--nnodes", "2"], {}, True),
+        (["--standalone"], {}, False),
+        (["--nnodes", "1"], {}, False),
+        (["--nnodes", "3", "--rdzv-backend", "c10d", "--rdzv-endpoint", "n0:1"], {}, False),
+        (["--nnodes", "3", "--master-addr", "n0", "--node-rank", "1"], {}, False),
+        (["--nnodes", "3", "--coordination", "etcd://e", "--rdzv-id", "own"], {}, False),
+        ([], {"SLURM_PTY_PORT": "1"}, False),  # a user's shell: nobody starts the others
+        ([], {"SLURM_STEP_NUM_NODES": "1", "SLURM_STEP_NUM_TASKS": "1"}, False),
+        ([], {"SLURM_STEP_NUM_TASKS": "6"}, False),  # perhaps one for each device
+    ],
+)
+def test_slurm_is_found_where_nothing_else_says_where_to_meet(
+    monkeypatch: pytest.MonkeyPatch, options: list[str], variables: dict[str, str], found: bool
+) -> None:
+    step = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}
+    for name, value in (OWN | step | variables).items():
+        monkeypatch.setenv(name, value)
+    assert run._is_found_in_slurm(run_parser().parse_args([*options, "train.py"])) == found

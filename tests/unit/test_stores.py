@@ -24,7 +24,7 @@ from torch.distributed.elastic.rendezvous import (
 from torch.distributed.launcher.api import LaunchConfig
 
 from jitckpt.decisions.quorum import missing
-from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.errors import HostsError, HostsMissing, NotNeeded
 from jitckpt.hosts import connections, limited_calls, stores
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.limited_calls import within
@@ -248,15 +248,51 @@ def test_who_is_told_where_the_others_are_gives_no_store(
 
 def test_who_stands_by_ends_when_all_hosts_have_ended(threads: ThreadPoolExecutor, free_port: int) -> None:
     store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, stands_by = (agent(store.port, 2) for _ in range(3))
+    meet(*(threads.submit(one.next_rendezvous) for one in (first, second)))
+    told = {"start": asdict(Past("start", 0, 2, STORE, 0)), "reserves": [[HERE, free_port]] * 2}
+    stands_by.signature.put(store, stands_by._key("start"), told)
+    waiting = threads.submit(stands_by.next_rendezvous)
+    until(lambda: stands_by._reserves and stands_by.inner._state_holder.state.redundancy_list)
+    del store
+    with pytest.raises(NotNeeded, match="The job has ended; this host stood by"):
+        waiting.result(60)
+
+
+def test_who_stands_by_does_not_wait_long_for_hosts_that_are_dead(
+    threads: ThreadPoolExecutor, free_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The store is there, on a host that stands by itself, and nobody has said that the job has ended."""
+    monkeypatch.setattr(stores, "DEAD_SECONDS", 3)
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    living = socket.create_server((HERE, 0))
+    first, second = (agent(store.port, 2, join_timeout=3600) for _ in range(2))
+    told = {"start": asdict(Past("start", 0, 2, STORE, 0))}
+    places = [[HERE, free_port], [HERE, living.getsockname()[1]]]
+    first.signature.put(store, first._key("start"), told | {"reserves": places})
+    waiting = [threads.submit(one.next_rendezvous) for one in (first, second)]
+    until(lambda: len(first.inner._state_holder.state.wait_list) == 2)
+    time.sleep(4)
+    assert not any(one.done() for one in waiting), "one of them may be there: somebody listens"
+    living.close()
+    for one in waiting:
+        with pytest.raises(HostsMissing, match="All hosts that had the job's state are gone"):
+            one.result(60)
+    assert not first.shutdown()
+    assert not first.inner._state_holder.state.closed, "nobody has ended the job"
+
+
+def test_who_saw_the_hosts_die_does_not_take_the_job_for_done_when_the_store_goes_too(
+    threads: ThreadPoolExecutor, free_port: int
+) -> None:
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
     stands_by = agent(store.port, 2)
     told = {"start": asdict(Past("start", 0, 2, STORE, 0)), "reserves": [[HERE, free_port]] * 2}
     stands_by.signature.put(store, stands_by._key("start"), told)
     waiting = threads.submit(stands_by.next_rendezvous)
-    while not stands_by._reserves:
-        assert not waiting.done()
-        time.sleep(0.01)
+    until(lambda: stands_by._dead_since)
     del store
-    with pytest.raises(NotNeeded, match="The job has ended; this host stood by"):
+    with pytest.raises(HostsMissing, match="All hosts that had the job's state are gone"):
         waiting.result(60)
 
 
