@@ -5,6 +5,7 @@ is kept, if its value is plain (plain_values.py). Tensors are copied where they 
 write to them.
 """
 
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -59,7 +60,9 @@ class PlainAttributes:
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
-        self._built: dict[Key, Any] = {}  # objects as they are at first, as long as they are there
+        self._built: dict[
+            Key, Any
+        ] = {}  # objects as they are at first, as long as they are there; or weakrefs
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
@@ -101,9 +104,9 @@ class PlainAttributes:
         values = vars(self._owners[path].object)
         for name in names:
             key = (path, name)
-            if name in values and key in self._marks and self._built.get(key) is not values[name]:
+            if name in values and key in self._marks and not self._is_built(key, values[name]):
                 if type(values[name]) not in SCALARS:
-                    self._built[key] = values[name]
+                    self._built[key] = _held(values[name])
                 if key in self._copies:
                     self._marks[key] = _UNKNOWN  # how it is told depends on that
 
@@ -180,36 +183,39 @@ class PlainAttributes:
                     seen.entry(attributes, name)
                 else:
                     by_value.append(key)
-        for key in [key for key in self._copies if key[1] not in vars(self._owners[key[0]].object)]:
-            del self._copies[key]
-            has_changed = True
+        for key in [*self._copies]:
+            attributes = vars(self._owners[key[0]].object)
+            if attributes and key[1] not in attributes:  # without any the owner itself is not there now
+                del self._copies[key]
+                has_changed = True
         self._seen, self._by_value = seen, [key for key in by_value if key not in self._dropped]
         return has_changed
 
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
-        if type(value) not in SCALARS:
-            self._built[key] = value
         try:
             self._marks[key] = plain_values.bounded_mark(value, visited)
         except NotPlain:
             self._marks[key] = _NOT_PLAIN
         except TooMuch:
             self._dropped.add(key)  # a data set or a table of words, as a rule
+        else:
+            if type(value) not in SCALARS:
+                self._built[key] = _held(value)
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
         value = vars(self._owners[key[0]].object).get(key[1])
         known = self._marks.get(key, _UNKNOWN)
         if type(value) in NUMBERS:  # most are, so for these there is a short way
-            if known == value and type(known) is type(value):
-                return False
+            if known == value and type(known) is type(value) and (value or repr(known) == repr(value)):
+                return False  # zero may have a sign
             self._built.pop(key, None)
             self._marks[key] = self._copies[key] = value
             return True
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
-            if mark == known and not (type(mark) is dict and [*mark] != [*known]):
+            if plain_values.are_same_marks(mark, known):
                 return False
             if self._is_shared(key, value):
                 raise NotPlain
@@ -223,19 +229,25 @@ class PlainAttributes:
                 self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
             self._sizes.pop(key, None)
+            self._built.pop(key, None)
             return self._copies.pop(key, None) is not None
         except TooMuch:
             self._drop(key, value)
             return True
-        if self._built.get(key) is not value:
+        if not self._is_built(key, value):
             self._built.pop(key, None)
         self._marks[key], self._tensors[key] = mark, tensors
         self._copies[key] = copy if key in self._built or type(value) in SCALARS else {NEW: copy}
         return True
 
+    def _is_built(self, key: Key, value: object) -> bool:
+        """Whether it is the object that the script has built, as it may have been changed since."""
+        held = self._built.get(key)
+        return value is not None and (held() if type(held) is weakref.ref else held) is value
+
     def _is_shared(self, key: Key, value: object) -> bool:
         """Whether it has become another name of a container that is looked at; it would come back as two."""
-        if type(value) not in plain_values.CHANGEABLE or self._built.get(key) is value:
+        if type(value) not in plain_values.CHANGEABLE or self._is_built(key, value):
             return False
         others = (other for other in self._by_value if other != key)
         return any(vars(self._owners[path].object).get(name) is value for path, name in others)
@@ -259,6 +271,14 @@ class PlainAttributes:
         self._changed = {}
         for (path, name), copy in self._copies.items():
             self._changed.setdefault(path, {})[name] = copy
+
+
+def _held(value: object) -> object:
+    """Return what tells an object from another, and does not keep it in memory if that can be."""
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a list, say
+        return value
 
 
 def _named(path: str, name: str) -> str:

@@ -96,6 +96,31 @@ def bounded_mark(value: object, visited: set[int]) -> Any:
     return _Walk(visited, _Written, _digest).of(value)
 
 
+def are_same_marks(mark: Any, known: Any) -> bool:
+    """Return whether two marks tell the same, bit for bit and in one order: 0, 0.0, -0.0 and False are equal."""
+    return bool(mark == known) and _are_alike(mark, known)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Return whether two values that are equal have parts of the same types, signs of zero, and order."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, dict):
+        return (
+            [*one] == [*other]
+            and _are_alike([*one], [*other])
+            and _are_alike([*one.values()], [*other.values()])
+        )
+    if isinstance(one, list | tuple | deque):
+        kinds = [*map(type, one)]
+        if kinds != [*map(type, other)]:
+            return False
+        if SCALARS.issuperset(kinds):  # most are such, and long
+            return [repr(part) for part in one if not part] == [repr(part) for part in other if not part]
+        return all(map(_are_alike, one, other))
+    return bool(one) or isinstance(one, set | frozenset) or repr(one) == repr(other)
+
+
 def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, Tensors]:
     """Return a copy that tree_codec can encode, and the copies of tensors in it.
 
