@@ -135,7 +135,8 @@ class KeptVariables:
     def take(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> None:
         """Look at the variables of the places that are there; `capture` returns what they are now.
 
-        While `looking` at these. built: names of those that are as a restart builds them but for what was changed in their place.
+        While `looking` at these. built: names of those that are as a restart builds them but for what was
+        changed in their place.
         """
         for place in scopes.keys() & self._names.keys():
             self._attributes.built_again(place, built.get(place, ()))

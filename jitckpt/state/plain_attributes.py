@@ -63,6 +63,7 @@ class PlainAttributes:
         self._built: dict[
             Key, Any
         ] = {}  # objects as they are at first, as long as they are there; or weakrefs
+        self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
@@ -75,7 +76,10 @@ class PlainAttributes:
         known = {id(one.object): path for path, one in self._owners.items()}
         new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
         self._owners = owners
-        for known_of in (self._marks, self._copies, self._tensors, self._sizes, self._built):
+        for known_of in (
+            *(self._marks, self._copies, self._tensors),
+            *(self._sizes, self._built, self._places),
+        ):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
         self._look(new)
@@ -96,6 +100,7 @@ class PlainAttributes:
         """Keep an attribute that is looked at from now on: it has changed by now."""
         self._marks[path, name] = _UNKNOWN
         self._built.pop((path, name), None)
+        self._places.pop((path, name), None)
         if (path, name) not in self._by_value:
             self._by_value.append((path, name))
 
@@ -107,6 +112,7 @@ class PlainAttributes:
             if name in values and key in self._marks and not self._is_built(key, values[name]):
                 if type(values[name]) not in SCALARS:
                     self._built[key] = _held(values[name])
+                    self._places[key] = plain_values.objects_in(values[name])
                 if key in self._copies:
                     self._marks[key] = _UNKNOWN  # how it is told depends on that
 
@@ -145,6 +151,7 @@ class PlainAttributes:
                     here[name] = plain_values.put(here.get(name), told, in_place=not is_new)
                     if is_new:
                         self._built.pop((path, name), None)
+                    self._places[path, name] = plain_values.cannot_be_made(told)
                 except LookupError:
                     self.problems.append(LACKING.format(name=self._named(path, name)))
                     continue
@@ -201,6 +208,7 @@ class PlainAttributes:
         else:
             if type(value) not in SCALARS:
                 self._built[key] = _held(value)
+                self._places[key] = plain_values.objects_in(value)
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
@@ -220,12 +228,14 @@ class PlainAttributes:
             if self._is_shared(key, value):
                 raise NotPlain
             copy, tensors = plain_values.copy(value, before, self._tensors.get(key, {}))
+            if plain_values.cannot_be_made(copy) - self._places.get(key, set()):
+                raise NotPlain  # a restart does not build these
             if size := plain_values.size_of(copy):
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > self._most_bytes:
                     raise TooMuch
         except NotPlain:
-            if known is not _NOT_PLAIN and known is not _UNKNOWN:
+            if known is not _NOT_PLAIN and key in self._marks:
                 self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
             self._sizes.pop(key, None)

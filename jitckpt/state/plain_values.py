@@ -6,6 +6,7 @@ there.
 """
 
 import enum
+import sys
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -97,7 +98,7 @@ def bounded_mark(value: object, visited: set[int]) -> Any:
 
 
 def are_same_marks(mark: Any, known: Any) -> bool:
-    """Return whether two marks tell the same, bit for bit and in one order: 0, 0.0, -0.0 and False are equal."""
+    """Return whether two marks tell the same, bit for bit: 0, 0.0, -0.0 and False are equal, too."""
     return bool(mark == known) and _are_alike(mark, known)
 
 
@@ -137,6 +138,29 @@ def copy(value: object, visited: Collection[int], known: Tensors) -> tuple[Any, 
         return before[1]
 
     return _Walk({*visited}, copied, numpy.copy, packs=True).of(value), tensors
+
+
+def objects_in(value: object) -> set[tuple[Any, ...]]:
+    """Return where a value has objects that can't be made anew; of what is not plain, nothing."""
+    if is_constant(value):
+        return set()
+    try:
+        return cannot_be_made(_Walk(set(), lambda _: None, lambda _: None, packs=True).of(value))
+    except (NotPlain, TooMuch):
+        return set()
+
+
+def cannot_be_made(copied: Any, path: tuple[Any, ...] = ()) -> set[tuple[Any, ...]]:
+    """Return where a copy has an object that only goes into one of its class that is there by then."""
+    if isinstance(copied, dict) and [*copied] in ([OBJECT], [MEMBER]):
+        ((what, (kind, told, *module)),) = copied.items()
+        found = set() if module else {(*path, kind)}
+        return found | (cannot_be_made(told, path) if what == OBJECT else set())
+    if isinstance(copied, dict):
+        parts: Any = copied.items()
+    else:
+        parts = enumerate(copied) if isinstance(copied, list | tuple | deque) else ()
+    return {one for key, part in parts for one in cannot_be_made(part, (*path, key))}
 
 
 def is_whole(value: object) -> bool:
@@ -201,6 +225,7 @@ class _Walk:
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self._depth = MOST_VALUES, MOST_BYTES, DEPTH
         self._in_container = False
+        self._left_out = 0  # attributes that are not plain
 
     def of(self, value: Any) -> Any:
         """Return what stands for the value."""
@@ -243,10 +268,17 @@ class _Walk:
             parts = map(self._key if kind in (set, frozenset) else self.of, [*value])
             return deque(parts, value.maxlen) if kind is deque else kind(parts)
         if isinstance(value, enum.Enum):
-            return {MEMBER: [kind.__qualname__, value.name]}
+            return {MEMBER: [kind.__qualname__, value.name, *self._module_of(kind)]}
         if not is_own(value):
             raise NotPlain
-        return {OBJECT: [kind.__qualname__, self._attributes(value)]}
+        left_out, told = self._left_out, self._attributes(value)
+        is_all = left_out == self._left_out
+        return {OBJECT: [kind.__qualname__, told, *(self._module_of(kind) if is_all else ())]}
+
+    def _module_of(self, kind: type) -> list[str]:
+        """Return, for a copy, where a restart finds the class to make an object of it; or nothing."""
+        found = _class_called(kind.__module__, kind.__qualname__) if self._packs else None
+        return [kind.__module__] if found is kind else []
 
     def _attributes(self, value: Any) -> dict[str, Any]:
         """Return what stands for an object's plain attributes."""
@@ -261,6 +293,7 @@ class _Walk:
             except NotPlain:
                 if not self._skips:
                     raise
+                self._left_out += 1
         return found
 
     def _tensor(self, tensor: Tensor) -> Any:
@@ -335,19 +368,40 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 
 
 def _put_object(here: Any, told: list[Any]) -> Any:
-    kind, attributes = told
+    kind, attributes, *module = told
     if type(here).__qualname__ != kind or not is_own(here):
-        raise LookupError(kind)
+        here = _made(_class_called(*module, kind) if module else None)
     for name, value in attributes.items():
         object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=False))
     return here
 
 
 def _put_member(here: Any, told: list[str]) -> Any:
-    kind, name = told
-    if type(here).__qualname__ != kind or not isinstance(here, enum.Enum):
+    kind, name, *module = told
+    if type(here).__qualname__ == kind and isinstance(here, enum.Enum):
+        return type(here)[name]
+    found = _class_called(*module, kind) if module else None
+    if found is None or not issubclass(found, enum.Enum):
         raise LookupError(kind)
-    return type(here)[name]
+    return found[name]
+
+
+def _class_called(module: str, kind: str) -> type | None:
+    """Return a class that a module has, if it is loaded; one of a function's is nowhere to be found."""
+    found: Any = sys.modules.get(module)
+    for name in kind.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else None
+
+
+def _made(kind: type | None) -> Any:
+    """Return an object that has no attributes yet."""
+    if kind is None or not installed.is_scripts_class(kind):
+        raise LookupError(kind)
+    try:
+        return object.__new__(kind)
+    except TypeError as error:
+        raise LookupError(kind) from error
 
 
 def _put_array(here: Any, value: Any) -> Any:

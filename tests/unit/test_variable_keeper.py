@@ -511,3 +511,48 @@ def test_variables_of_a_function_that_has_returned_are_not_held_and_go_on() -> N
     assert outside == 3.0
     inner = next(told for place, told in keeper.saved().items() if "epoch" in place)
     assert (inner["total"], inner["mean"]["*new"].tolist()) == (3.0, [2.0, 2.0])
+
+
+def test_objects_and_members_that_the_loop_makes_come_back() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best: Any = None
+        phase: Any = None
+        meters: dict[int, Meter] = {}
+        phases: list[Phase] = []
+        step = boundary(sys._getframe(), 0)
+        while step < 5:
+            if step % 2:
+                best, phase = Meter(step), Phase.HOT
+                best.add(step)
+            meters.setdefault(step % 3, Meter()).add(step)
+            phases.append(Phase.HOT if step % 2 else Phase.WARM)
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(best), phase, [(key, vars(one)) for key, one in meters.items()], phases]
+
+    equal_from_each_step(training, "best phase meters phases", 5)
+
+
+def test_objects_that_nobody_can_make_again_are_said_before_they_are_needed() -> None:
+    class Local:
+        def __init__(self) -> None:
+            self.total = 0.0
+
+    class Opened(Meter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = object()
+
+    keeper = Keeper()
+    best: Any = None
+    records: list[Any] = []
+    built, opened = Local(), [Opened()]
+    frame = sys._getframe()
+    keeper.follow(frame, ["best", "records", "built.total", "opened"])
+    keeper.take(frame)
+    best = Local()
+    records.append(Opened())
+    built.total, opened[0].total = 1.0, 1.0
+    keeper.take(frame)
+    assert [text.split("'")[1] for text in keeper.warned] == ["best", "records"]
+    assert [name for told in keeper.saved().values() for name in told] == ["opened", "total"]
+    assert best is not None
