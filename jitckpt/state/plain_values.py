@@ -370,7 +370,7 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 def _put_object(here: Any, told: list[Any]) -> Any:
     kind, attributes, *module = told
     if type(here).__qualname__ != kind or not is_own(here):
-        here = _made(_class_called(*module, kind) if module else None)
+        here = _made(_class_called(module[0], kind) if module else None)
     for name, value in attributes.items():
         object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=False))
     return here
@@ -380,7 +380,7 @@ def _put_member(here: Any, told: list[str]) -> Any:
     kind, name, *module = told
     if type(here).__qualname__ == kind and isinstance(here, enum.Enum):
         return type(here)[name]
-    found = _class_called(*module, kind) if module else None
+    found = _class_called(module[0], kind) if module else None
     if found is None or not issubclass(found, enum.Enum):
         raise LookupError(kind)
     return found[name]
