@@ -212,7 +212,7 @@ class _Told(_Walk):
         raise NotPlain
 
     def _is_built(self, value: object, place: Place) -> bool:
-        return self.before is not None and self.before.get(place) is value
+        return self.before is not None and plain_values.is_held(self.before.get(place), value)
 
 
 def _state_of(value: Any) -> Any:

@@ -5,10 +5,12 @@ that is running, a module, or an object that one of these knows. They are looked
 behind an optimizer step, and put back where a restart goes on with it: what is before, a restart does again.
 """
 
-from collections.abc import Collection, Mapping
+import enum
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
-from torch import Tensor
+import numpy
 
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -18,15 +20,12 @@ from jitckpt.state.plain_values import SCALARS
 
 PART = "variables"
 MOST_BYTES = 100_000  # of tensors and arrays, in all of them
+# Of these two variables may have one and go their own ways: they can't be changed in their place.
+UNCHANGEABLE = (*SCALARS, tuple, frozenset, enum.Enum, numpy.generic)
 LACKING = (
     "The save has {names}, which the script's loop had changed. There is no such variable where the loop "
     "goes on now, so it is put into nothing, and this run may differ from an undisturbed one. Keep the "
     "functions and variables around the loop as in the start that has saved."
-)
-
-OBJECTS = (
-    "A save lacks {name}, in which the loop puts objects of a class of the script's that it makes: after a "
-    "restart it is as the script builds it. If that matters, put their numbers there, in lists or dicts."
 )
 
 Scopes = Mapping[str, Mapping[str, Any]]  # variables by their names, of the places that are there now
@@ -63,10 +62,11 @@ class KeptVariables:
     """All of a job's that are plain values, by place and name; what never changes is in no save."""
 
     def __init__(self) -> None:
-        self._values: dict[str, dict[str, Any]] = {}  # as they were when they were looked at last
+        self._values: dict[str, dict[str, Any]] = {}  # while they are looked at
         self._owners: dict[str, Owner] = {}  # of these
         self._names: dict[str, set[str]] = {}
         self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
+        self._aliases: dict[tuple[str, str], tuple[str, str]] = {}  # other names, of what is kept under these
         self._attributes = PlainAttributes({}, most_bytes=MOST_BYTES, named=_named)
         self._told: dict[str, dict[str, Any]] = {}
         self._captured = self._given = Encoded({}, {})
@@ -86,19 +86,38 @@ class KeptVariables:
         """Return where there is something to look at, or to put back."""
         return self._names.keys() | self._saved.keys()
 
+    @contextmanager
+    def looking(self, scopes: Scopes) -> Iterator[None]:
+        """Have the values of the places that are there.
+
+        Between two looks none is held: the script may let go of a tensor to have its memory for the next one.
+        """
+        try:
+            for place in scopes.keys() & self._names.keys():
+                self._fill(place, scopes[place])
+            yield
+        finally:
+            for values in self._values.values():
+                values.clear()
+
     def follow(self, place: str, name: str, value: object) -> None:
         """Keep a variable from its first change on, if it is plain; by now it is as the script has built it.
 
-        An object that another variable has is kept there.
+        An object that another variable has is kept there, until one of them is set to something else.
         """
         self._begin(place)
-        if name in self._names[place] or self._has_another_name(place, name, value):
+        if name in self._names[place]:
+            return
+        if (other := self._other_name(place, name, value)) is not None:
+            self._aliases[place, name] = other
             return
         self._values[place][name] = value
         self._attributes.begin_with(place, name)
         if self._attributes.keeps(place, name):
             self._names[place].add(name)
             self._first[place][name], *_ = plain_values.copy(value, (), {}, None)
+            if self._aliases.pop((place, name), None):
+                self._attributes.has_changed(place, name)
         else:
             del self._values[place][name]
 
@@ -112,22 +131,20 @@ class KeptVariables:
     def keeps(self, place: str, name: str, value: object) -> bool:
         """Return whether a variable is kept, under this name or as an object that has another one, too."""
         is_kept = name in self._names.get(place, ()) and self._attributes.keeps(place, name)
-        return is_kept or self._has_another_name(place, name, value)
+        return is_kept or self._other_name(place, name, value) is not None
 
     def take(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> None:
         """Look at the variables of the places that are there; `capture` returns what they are now.
 
-        built: names of those that are as a restart builds them but for what was changed in their place.
+        While `looking` at these. built: names of those that are as a restart builds them but for what was
+        changed in their place.
         """
         for place in scopes.keys() & self._names.keys():
-            values, scope = self._values[place], scopes[place]
-            values.clear()
-            values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
             self._attributes.built_again(place, built.get(place, ()))
-        self._leave_out_objects(self._attributes.changed())
+        self._follow_parted(scopes)
         changed = self._attributes.changed()
-        self._let_go()
-        told = {place: changed[place] for place in sorted(scopes.keys() & changed.keys())}
+        there = [place for place in sorted(scopes.keys() & changed.keys()) if self._values[place]]
+        told = {place: changed[place] for place in there}
         if told.keys() != self._told.keys() or any(told[place] is not self._told[place] for place in told):
             tree, tensors = tree_codec.encode(told, PART)
             if tree == self._captured.tree:
@@ -151,8 +168,8 @@ class KeptVariables:
         """Put back what was restored, in the places that are there; return what is to be set to new values.
 
         What no save had yet is as it was at first: a script whose loop over epochs is no loop of the job has
-        run through those that were done, without batches, and may have changed it. may_have: the names that a
-        function may have; others may have any.
+        run through those that were done, without batches, and may have changed it. While `looking` at these.
+        may_have: the names that a function may have; others may have any.
         """
         new: dict[str, dict[str, Any]] = {}
         for place in scopes.keys() & self.places():
@@ -162,9 +179,8 @@ class KeptVariables:
                 self._saved[place] = lacking
             self._begin(place)
             self._names[place].update(known)
+            self._fill(place, scope)
             values, first = self._values[place], self._first[place]
-            values.clear()
-            values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
             changed = self._attributes.changed().get(place, {})
             known |= {name: first[name] for name in first.keys() & changed.keys() - known.keys()}
             self._attributes.restore({place: known})
@@ -191,31 +207,33 @@ class KeptVariables:
             self._owners[place] = Owner(_Variables(self._values[place]), _is_looked_at)
             self._attributes.look_again({**self._owners})
 
-    def _leave_out_objects(self, changed: Mapping[str, Mapping[str, Any]]) -> None:
-        """Leave out, with a sentence, what has objects that were not there at first: none can be made."""
-        for place, told in changed.items():
-            for name, copied in told.items():
-                is_seen = copied is self._told.get(place, {}).get(name)
-                if not (is_seen or plain_values.has_objects_of(copied, self._first[place].get(name))):
-                    self._attributes.leave(place, name)
-                    self.problems.append(OBJECTS.format(name=_named(place, name)))
+    def _fill(self, place: str, scope: Mapping[str, Any]) -> None:
+        values = self._values[place]
+        values.clear()
+        values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
 
-    def _let_go(self) -> None:
-        """Keep no tensor alive, nor what has become too large or no plain value."""
-        for place, values in self._values.items():
-            for name, value in [*values.items()]:
-                is_kept = self._attributes.keeps(place, name)
-                if not is_kept:
-                    self._names[place].discard(name)
-                if isinstance(value, Tensor) or not is_kept:
-                    del values[name]
+    def _follow_parted(self, scopes: Scopes) -> None:
+        """Keep the other names of what was kept under one name, once they have another object than that."""
+        for (place, name), (there, called) in [*self._aliases.items()]:
+            if name in scopes.get(place, ()) and called in scopes.get(there, ()):
+                value = scopes[place][name]
+                if value is not scopes[there][called]:
+                    self.follow(place, name, value)
 
-    def _has_another_name(self, place: str, name: str, value: object) -> bool:
-        """Whether a value that is no number is kept as another variable's, too."""
-        return type(value) not in SCALARS and any(
-            other is value and (there, called) != (place, name) and self._attributes.keeps(there, called)
-            for there, values in self._values.items()
-            for called, other in values.items()
+    def _other_name(self, place: str, name: str, value: object) -> tuple[str, str] | None:
+        """Return where a value that can be changed in its place is kept as another variable's, too."""
+        if isinstance(value, UNCHANGEABLE):
+            return None
+        return next(
+            (
+                (there, called)
+                for there, values in self._values.items()
+                for called, other in values.items()
+                if other is value
+                and (there, called) != (place, name)
+                and self._attributes.keeps(there, called)
+            ),
+            None,
         )
 
 

@@ -55,6 +55,7 @@ class PlainAttributes:
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
         self._built: dict[Key, Built] = {}  # as far as it is there still
+        self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._seen = Seen()  # all else
@@ -67,7 +68,10 @@ class PlainAttributes:
         known = {id(one.object): path for path, one in self._owners.items()}
         new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
         self._owners = owners
-        for known_of in (self._marks, self._copies, self._tensors, self._sizes, self._built):
+        for known_of in (
+            *(self._marks, self._copies, self._tensors),
+            *(self._sizes, self._built, self._places),
+        ):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
         self._look(new)
@@ -88,6 +92,7 @@ class PlainAttributes:
         """Keep an attribute that is looked at from now on: it has changed by now."""
         self._marks[path, name] = _UNKNOWN
         self._built.pop((path, name), None)
+        self._places.pop((path, name), None)
         if (path, name) not in self._by_value:
             self._by_value.append((path, name))
 
@@ -97,13 +102,14 @@ class PlainAttributes:
         for name in names:
             key = (path, name)
             value = values.get(name)
-            is_built = self._built.get(key, {}).get(()) is value
+            is_built = plain_values.is_held(self._built.get(key, {}).get(()), value)
             if key not in self._marks or type(value) in SCALARS or is_built:
                 continue
             walk = plain_values.Marks(set())
             with suppress(NotPlain, TooMuch):
                 walk.of(value)
             self._built[key] = walk.built
+            self._places[key] = plain_values.objects_in(value)
             if key in self._copies:
                 self._marks[key] = _UNKNOWN  # how it is told depends on that
 
@@ -112,11 +118,6 @@ class PlainAttributes:
         return (
             self._marks.get((path, name), _NOT_PLAIN) is not _NOT_PLAIN and (path, name) not in self._dropped
         )
-
-    def leave(self, path: str, name: str) -> None:
-        """Look at an attribute no more."""
-        self._leave((path, name))
-        self._tell()
 
     def changed(self) -> dict[str, dict[str, Any]]:
         """Return what has changed by now, by paths and names; the same object while nothing has since."""
@@ -143,6 +144,7 @@ class PlainAttributes:
                         raise LookupError
                     here = vars(owner.object)
                     here[name] = plain_values.put(here.get(name), value)
+                    self._places[path, name] = plain_values.cannot_be_made(value)
                 except LookupError:
                     self.problems.append(plain_values.LACKING.format(name=self._named(path, name)))
                     continue
@@ -181,9 +183,11 @@ class PlainAttributes:
                     seen.entry(attributes, name)
                 else:
                     by_value.append(key)
-        for key in [key for key in self._copies if key[1] not in vars(self._owners[key[0]].object)]:
-            del self._copies[key]
-            has_changed = True
+        for key in [*self._copies]:
+            attributes = vars(self._owners[key[0]].object)
+            if attributes and key[1] not in attributes:  # without any the owner itself is not there now
+                del self._copies[key]
+                has_changed = True
         self._seen, self._by_value = seen, [key for key in by_value if key not in self._dropped]
         return has_changed
 
@@ -196,15 +200,15 @@ class PlainAttributes:
         except TooMuch:
             self._dropped.add(key)  # a data set or a table of words, as a rule
             return
-        self._built[key] = walk.built
+        self._built[key], self._places[key] = walk.built, plain_values.objects_in(value)
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
         value = vars(self._owners[key[0]].object).get(key[1])
         known = self._marks.get(key, _UNKNOWN)
         if type(value) in NUMBERS:  # most are, so for these there is a short way
-            if known == value and type(known) is type(value):
-                return False
+            if known == value and type(known) is type(value) and (value or repr(known) == repr(value)):
+                return False  # zero may have a sign
             self._built.pop(key, None)
             self._marks[key] = self._copies[key] = value
             return True
@@ -217,15 +221,18 @@ class PlainAttributes:
                 raise NotPlain
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
             copy, tensors, built = plain_values.copy(value, before, known_tensors, built)
+            if plain_values.cannot_be_made(copy) - self._places.get(key, set()):
+                raise NotPlain  # a restart does not build these
             if size := plain_values.size_of(copy):
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > self._most_bytes:
                     raise TooMuch
         except NotPlain:
-            if known is not _NOT_PLAIN and known is not _UNKNOWN:
+            if known is not _NOT_PLAIN and key in self._marks:
                 self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
             self._sizes.pop(key, None)
+            self._built.pop(key, None)
             return self._copies.pop(key, None) is not None
         except TooMuch:
             self._drop(key, value)
@@ -236,7 +243,8 @@ class PlainAttributes:
 
     def _is_shared(self, key: Key, value: object) -> bool:
         """Whether it has become another name of a container that is looked at; it would come back as two."""
-        if type(value) not in plain_values.CHANGEABLE or self._built.get(key, {}).get(()) is value:
+        is_built = plain_values.is_held(self._built.get(key, {}).get(()), value)
+        if type(value) not in plain_values.CHANGEABLE or is_built:
             return False
         others = (other for other in self._by_value if other != key)
         return any(vars(self._owners[path].object).get(name) is value for path, name in others)

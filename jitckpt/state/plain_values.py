@@ -7,6 +7,8 @@ another by now (at any depth) comes back as a new one, as others may know what l
 """
 
 import enum
+import operator
+import sys
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -61,6 +63,19 @@ class TooMuch(Exception):
     """It is plain, and larger than what is kept."""
 
 
+def held(value: object) -> object:
+    """Return what tells an object from another, and does not keep it in memory if that can be."""
+    try:
+        return weakref.ref(value)
+    except TypeError:  # a list, say
+        return value
+
+
+def is_held(known: object, value: object) -> bool:
+    """Whether this is what `held` returned of the value."""
+    return value is not None and (known() if type(known) is weakref.ref else known) is value
+
+
 class TensorMark:
     """Of a tensor: equal while it is the same one and torch has not written to it."""
 
@@ -103,10 +118,33 @@ def mark(value: Any, visited: set[int]) -> Any:
 
 
 def is_same(mark: Any, known: Any) -> bool:
-    """Whether two marks are of the same value; the order of a dict counts."""
-    if type(mark) is not type(known) or mark != known:
+    """Return whether two marks tell the same, bit for bit: 0, 0.0, -0.0 and False are equal, too."""
+    return bool(mark == known) and _are_alike(mark, known)
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    """Return whether two values that are equal have parts of the same types, signs of zero, and order."""
+    if type(one) is not type(other):
         return False
-    return type(mark) is not dict or [*mark] == [*known]
+    if isinstance(one, dict):
+        return (
+            [*one] == [*other]
+            and _are_alike([*one], [*other])
+            and _are_alike([*one.values()], [*other.values()])
+        )
+    if isinstance(one, list | tuple | deque):
+        # Numbers that nobody has changed are the very same.
+        return all(map(operator.is_, one, other)) or _have_like_parts(one, other)
+    return bool(one) or isinstance(one, set | frozenset) or repr(one) == repr(other)
+
+
+def _have_like_parts(one: Collection[Any], other: Collection[Any]) -> bool:
+    kinds = [*map(type, one)]
+    if kinds != [*map(type, other)]:
+        return False
+    if SCALARS.issuperset(kinds):  # most are such, and long
+        return [repr(part) for part in one if not part] == [repr(part) for part in other if not part]
+    return all(map(_are_alike, one, other))
 
 
 def copy(
@@ -131,6 +169,31 @@ def copy(
     return walk.of(value), tensors, walk.built
 
 
+def objects_in(value: object) -> set[tuple[Any, ...]]:
+    """Return where a value has objects that can't be made anew; of what is not plain, nothing."""
+    if is_constant(value):
+        return set()
+    try:
+        return cannot_be_made(Walk(set(), lambda _: None, lambda _: None, packs=True).of(value))
+    except (NotPlain, TooMuch):
+        return set()
+
+
+def cannot_be_made(copied: Any, path: tuple[Any, ...] = ()) -> set[tuple[Any, ...]]:
+    """Return where a copy has an object that only goes into one of its class that is there by then."""
+    if isinstance(copied, dict) and [*copied] == [NEW]:
+        return cannot_be_made(copied[NEW], path)
+    if isinstance(copied, dict) and [*copied] in ([OBJECT], [MEMBER]):
+        ((what, (kind, told, *module)),) = copied.items()
+        found = set() if module else {(*path, kind)}
+        return found | (cannot_be_made(told, path) if what == OBJECT else set())
+    if isinstance(copied, dict):
+        parts: Any = copied.items()
+    else:
+        parts = enumerate(copied) if isinstance(copied, list | tuple | deque) else ()
+    return {one for key, part in parts for one in cannot_be_made(part, (*path, key))}
+
+
 def is_whole(value: object) -> bool:
     """Return whether a copy has all that is in the value, also in objects of the script's own classes."""
     try:
@@ -138,23 +201,6 @@ def is_whole(value: object) -> bool:
     except (NotPlain, TooMuch):
         return False
     return True
-
-
-def has_objects_of(copied: Any, first: Any) -> bool:
-    """Return whether all objects in a copy can be put into such as a copy before it has at the same place."""
-    if not isinstance(copied, dict | list | tuple | deque):
-        return True
-    if type(copied) is dict and [*copied] == [NEW]:
-        return has_objects_of(copied[NEW], first)
-    if type(copied) is dict and [*copied] == [OBJECT]:
-        kind, attributes = copied[OBJECT]
-        is_there = type(first) is dict and [*first] == [OBJECT] and first[OBJECT][0] == kind
-        return is_there and has_objects_of(attributes, first[OBJECT][1])
-    if isinstance(copied, dict):
-        there = first if isinstance(first, dict) else {}
-        return all(has_objects_of(one, there.get(key)) for key, one in copied.items())
-    before = first if isinstance(first, list | tuple | deque) else ()
-    return all(has_objects_of(*pair) for pair in [*zip_longest(copied, before)][: len(copied)])
 
 
 def size_of(copied: Any) -> int:
@@ -221,6 +267,7 @@ class Walk:
         self._in_container = False
         self.before, self.is_in_new = before, False
         self.built: Built = {}  # what of `before` is there still
+        self._left_out = 0  # attributes that are not plain
 
     def of(self, value: Any, place: Place = ()) -> Any:
         """Return what stands for the value."""
@@ -231,8 +278,8 @@ class Walk:
             return value
         if self.is_in_new or not (kind in CHANGEABLE or isinstance(value, Tensor | numpy.ndarray)):
             return self._of_any(value, place)
-        if self.before is None or self.before.get(place) is value:
-            self.built[place] = value
+        if self.before is None or is_held(self.before.get(place), value):
+            self.built[place] = held(value)
             return self._of_any(value, place)
         self.is_in_new = True
         try:
@@ -244,7 +291,10 @@ class Walk:
         """Return what stands for what is no number, text, tensor, array or container of such."""
         if self.depth == 0 or not is_own(value):
             raise NotPlain
-        return {OBJECT: [type(value).__qualname__, self._attributes(value, place)]}
+        kind: Any = type(value)
+        left_out, told = self._left_out, self._attributes(value, place)
+        is_all = left_out == self._left_out
+        return {OBJECT: [kind.__qualname__, told, *(self._module_of(kind) if is_all else ())]}
 
     def key(self, key: Any) -> Any:
         """Return what stands for a dict's key or a set's element."""
@@ -304,8 +354,13 @@ class Walk:
             parts = (self.of(one, (place, number)) for number, one in enumerate([*value]))
             return deque(parts, value.maxlen) if kind is deque else kind(parts)
         if isinstance(value, enum.Enum):
-            return {MEMBER: [kind.__qualname__, value.name]}
+            return {MEMBER: [kind.__qualname__, value.name, *self._module_of(kind)]}
         return self.other(value, place)
+
+    def _module_of(self, kind: type) -> list[str]:
+        """Return, for a copy, where a restart finds the class to make an object of it; or nothing."""
+        found = _class_called(kind.__module__, kind.__qualname__) if self._packs else None
+        return [kind.__module__] if found is kind else []
 
     def _attributes(self, value: Any, place: Place) -> dict[str, Any]:
         """Return what stands for an object's plain attributes."""
@@ -320,6 +375,7 @@ class Walk:
             except NotPlain:
                 if not self._skips:
                     raise
+                self._left_out += 1
         return found
 
 
@@ -406,19 +462,40 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 
 
 def _put_object(here: Any, told: list[Any], in_place: bool) -> Any:
-    kind, attributes = told
+    kind, attributes, *module = told
     if type(here).__qualname__ != kind or not is_own(here):
-        raise LookupError(kind)
+        here = _made(_class_called(module[0], kind) if module else None)
     for name, value in attributes.items():
         object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=in_place))
     return here
 
 
 def _put_member(here: Any, told: list[str], in_place: bool) -> Any:
-    kind, name = told
-    if type(here).__qualname__ != kind or not isinstance(here, enum.Enum):
+    kind, name, *module = told
+    if type(here).__qualname__ == kind and isinstance(here, enum.Enum):
+        return type(here)[name]
+    found = _class_called(module[0], kind) if module else None
+    if found is None or not issubclass(found, enum.Enum):
         raise LookupError(kind)
-    return type(here)[name]
+    return found[name]
+
+
+def _class_called(module: str, kind: str) -> type | None:
+    """Return a class that a module has, if it is loaded; one of a function's is nowhere to be found."""
+    found: Any = sys.modules.get(module)
+    for name in kind.split("."):
+        found = getattr(found, name, None)
+    return found if isinstance(found, type) else None
+
+
+def _made(kind: type | None) -> Any:
+    """Return an object that has no attributes yet."""
+    if kind is None or not installed.is_scripts_class(kind):
+        raise LookupError(kind)
+    try:
+        return object.__new__(kind)
+    except TypeError as error:
+        raise LookupError(kind) from error
 
 
 def _put_numbers(here: Any, told: Tensor, in_place: bool) -> Any:

@@ -7,6 +7,7 @@ it, and in what changes between the first steps.
 
 import argparse
 import dis
+import enum
 import inspect
 import itertools
 import operator
@@ -63,7 +64,7 @@ ITERATORS: tuple[Any, ...] = (
     itertools.count,
 )
 CONTAINERS = (list, tuple, dict, deque, set)
-VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor)
+VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor, enum.Enum)
 ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
@@ -697,7 +698,8 @@ def _lasts(value: object) -> bool:
 
 def is_own(value: object) -> bool:
     kind: Any = type(value)
-    return (is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, (*OTHERS_AFFAIR, type))
+    others = (*OTHERS_AFFAIR, type, enum.Enum)  # a member of an enum is a value
+    return (is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, others)
 
 
 def _dict_of(value: object) -> Mapping[str, Any]:

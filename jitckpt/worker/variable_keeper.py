@@ -49,14 +49,20 @@ class VariableKeeper:
     def follow(self, frame: FrameType, names: Iterable[str], *, have_changed: bool = False) -> None:
         """Keep what these names of the frame's code lead to: variables, and attributes of their objects."""
         follow = self._kept.follow_changed if have_changed else self._kept.follow
-        for name in () if self._is_off else names:
-            if (variable := _find(frame, name)) is not None:
-                follow(*variable)
+        if self._is_off:
+            return
+        with self._kept.looking(self._scopes(_frames(frame))):
+            for name in names:
+                if (variable := _find(frame, name)) is not None:
+                    follow(*variable)
 
     def keeps(self, frame: FrameType, name: str) -> bool:
         """Return whether what this name leads to is kept, with all that is in it."""
         variable = None if self._is_off else _find(frame, name)
-        return variable is not None and self._kept.keeps(*variable) and plain_values.is_whole(variable.value)
+        if variable is None or not plain_values.is_whole(variable.value):
+            return False
+        with self._kept.looking(self._scopes(_frames(frame))):
+            return self._kept.keeps(*variable)
 
     def say_kept(self, names: Iterable[str]) -> None:
         """Name what is kept, each name once."""
@@ -75,7 +81,9 @@ class VariableKeeper:
             frames = _frames(frame)
             asks = frames_that_ask(frame)[-1:]
             built = {place: _built_before(of, asks) for place, of in frames.items()} if is_new_round else {}
-            self._kept.take(self._scopes(frames), built)
+            scopes = self._scopes(frames)
+            with self._kept.looking(scopes):
+                self._kept.take(scopes, built)
         except Exception as error:
             self._give_up(error)
         for problem in self._kept.problems:
@@ -90,7 +98,8 @@ class VariableKeeper:
             frames = _frames(frame)
             scopes = self._scopes(frames)
             functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
-            new = self._kept.put(scopes, {place: _names_of(one) for place, one in functions.items()})
+            with self._kept.looking(scopes):
+                new = self._kept.put(scopes, {place: _names_of(one) for place, one in functions.items()})
             for place, values in new.items():
                 if place in functions:
                     set_variables(functions[place], values)

@@ -268,7 +268,9 @@ def test_what_has_no_place_is_named() -> None:
     model.go(1)
     other.meter = None  # type: ignore[assignment]
     restored = attributes_of(other)
-    restored.restore(carried(kept) | {"gone": {"calls": 3}})
+    saved = carried(kept) | {"gone": {"calls": 3}}
+    saved[""]["meter"]["*object"][0] = "Renamed"
+    restored.restore(saved)
     assert len(restored.problems) == 2
     assert "'meter'" in restored.problems[0]
     assert "'calls' of gone" in restored.problems[1]

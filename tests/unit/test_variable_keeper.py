@@ -1,5 +1,6 @@
 """What a loop changes in variables of functions, modules and objects comes back where a restart goes on."""
 
+import enum
 import sys
 import weakref
 from collections import deque
@@ -16,6 +17,7 @@ from hypothesis import strategies as st
 
 from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.encoding import packed
+from jitckpt.state import plain_values
 from jitckpt.state.kept_variables import KeptVariables
 from jitckpt.worker.variable_keeper import VariableKeeper
 
@@ -295,20 +297,22 @@ def test_what_can_not_be_kept_is_said() -> None:
     assert "'grows' of test_what_can_not_be_kept_is_said.<locals>.training, which has grown beyond" in warned
 
 
-def test_objects_that_the_loop_makes_are_said() -> None:
+def test_objects_of_a_class_that_a_restart_does_not_find_are_said() -> None:
+    class Inside(Meter):
+        pass
+
     keeper = Keeper()
-    made, listed, same = None, [], [Meter()]
+    made, listed, same = None, [], [Inside()]
     frame = sys._getframe()
     keeper.follow(frame, ["made", "listed", "same"])
     keeper.take(frame)
     assert keeper.warned == []
-    made = Meter()
-    listed.append(Meter())
+    made = Inside()
+    listed.append(Inside())
     same[0].add(1.0)
     keeper.take(frame)
     assert [text.split(",")[0] for text in keeper.warned] == [
-        f"A save lacks the variable {name!r} of test_objects_that_the_loop_makes_are_said"
-        for name in ("listed", "made")
+        f"A save lacks the variable {name!r} of {frame.f_code.co_name}" for name in ("listed", "made")
     ]
     (told,) = keeper.saved().values()
     assert [*told] == ["same"]
@@ -436,3 +440,164 @@ def test_variables_are_set_from_outside() -> None:
     assert next(one) == 1
     set_variables(one.gi_frame, {"inside": 8})  # type: ignore[attr-defined]
     assert next(one) == 8
+
+
+class Phase(enum.Enum):
+    WARM, HOT = 1, 2
+
+
+@pytest.mark.parametrize("first", [(), (0, 1), Phase.WARM, frozenset(), [0]], ids=str)
+def test_two_variables_that_begin_as_one_object_and_part(first: Any) -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        one = other = first
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            one = step
+            if step == 4:
+                other = "parted"
+            step = boundary(sys._getframe(), step + 1)
+        return [one, other]
+
+    equal_from_each_step(training, "one other", 6)
+
+
+def test_the_first_name_of_one_object_gets_another() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        one = other = [0]
+        step = boundary(sys._getframe(), 0)
+        while step < 5:
+            one.append(step)
+            if step == 2:
+                one = [7]
+            step = boundary(sys._getframe(), step + 1)
+        return [one, other]
+
+    equal_from_each_step(training, "one other", 5)
+
+
+@pytest.mark.parametrize(
+    ("first", "then"),
+    [
+        (0.0, -0.0),
+        ([0, 1], [False, 1]),
+        ([0.0], [-0.0]),
+        ({"a": [1]}, {"a": [1.0]}),
+        ({"a": {"b": 1, "c": 2}}, {"a": {"c": 2, "b": 1}}),
+        ({1: 2}, {True: 2}),
+    ],
+    ids=repr,
+)
+def test_what_is_equal_and_not_the_same_comes_back(first: Any, then: Any) -> None:
+    def training(boundary: Boundary) -> str:
+        value = first
+        step = boundary(sys._getframe(), 0)
+        while step < 3:
+            if step == 1:
+                value = then
+            step = boundary(sys._getframe(), step + 1)
+        return repr(value)
+
+    equal_from_each_step(training, "value", 3)
+
+
+class Holder:
+    """Has a value, as an object of the script's own."""
+
+    value: Any = None
+
+
+def test_what_the_script_lets_go_of_is_not_held() -> None:
+    """A tensor that one minibatch leaves to the next may be as large as the device has room for."""
+    keeper, holder = Keeper(), Holder()
+    carried: Any = torch.zeros(plain_values.MOST_BYTES)
+    small: Any = torch.zeros(2)
+    caches: Any = {"a": torch.zeros(2), "b": 0}
+    holder.value = torch.zeros(2)
+
+    def all_of_them() -> list[weakref.ref[Any]]:
+        return [weakref.ref(one) for one in (carried, small, caches["a"], holder.value)]
+
+    frame = sys._getframe()
+    keeper.follow(frame, ["carried", "small", "caches", "holder"])
+    for step in range(4):
+        before = all_of_them()
+        carried = small = None
+        caches["a"] = holder.value = None
+        assert [one() for one in before] == [None] * 4, step
+        carried, small = torch.ones(plain_values.MOST_BYTES), torch.ones(2)
+        caches, holder.value = {"a": torch.ones(2), "b": step}, torch.ones(2)
+        keeper.take(frame)
+    assert [*keeper.saved().values()]
+
+
+def test_variables_of_a_function_that_has_returned_are_not_held_and_go_on() -> None:
+    keeper = Keeper()
+    held: list[weakref.ref[Any]] = []
+
+    def epoch(total: float) -> float:
+        mean = torch.zeros(2)
+        frame = sys._getframe()
+        keeper.follow(frame, ["total", "mean"])
+        for step in range(2):
+            total += step
+            mean = mean + 1
+            keeper.take(frame)
+        held.append(weakref.ref(mean))
+        return total
+
+    outside = epoch(0.0)
+    keeper.follow(sys._getframe(), ["outside"])
+    outside += 1.0
+    keeper.take(sys._getframe())
+    assert held[0]() is None
+    (saved,) = keeper.saved().values()
+    assert saved == {"outside": outside}
+    outside = epoch(outside)
+    assert outside == 3.0
+    inner = next(told for place, told in keeper.saved().items() if "epoch" in place)
+    assert (inner["total"], inner["mean"]["*new"].tolist()) == (3.0, [2.0, 2.0])
+
+
+def test_objects_and_members_that_the_loop_makes_come_back() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best: Any = None
+        phase: Any = None
+        meters: dict[int, Meter] = {}
+        phases: list[Phase] = []
+        step = boundary(sys._getframe(), 0)
+        while step < 5:
+            if step % 2:
+                best, phase = Meter(step), Phase.HOT
+                best.add(step)
+            meters.setdefault(step % 3, Meter()).add(step)
+            phases.append(Phase.HOT if step % 2 else Phase.WARM)
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(best), phase, [(key, vars(one)) for key, one in meters.items()], phases]
+
+    equal_from_each_step(training, "best phase meters phases", 5)
+
+
+def test_objects_that_nobody_can_make_again_are_said_before_they_are_needed() -> None:
+    class Local:
+        def __init__(self) -> None:
+            self.total = 0.0
+
+    class Opened(Meter):
+        def __init__(self) -> None:
+            super().__init__()
+            self.file = object()
+
+    keeper = Keeper()
+    best: Any = None
+    records: list[Any] = []
+    built, opened = Local(), [Opened()]
+    frame = sys._getframe()
+    keeper.follow(frame, ["best", "records", "built.total", "opened"])
+    keeper.take(frame)
+    best = Local()
+    records.append(Opened())
+    built.total, opened[0].total = 1.0, 1.0
+    keeper.take(frame)
+    assert [text.split("'")[1] for text in keeper.warned] == ["best", "records"]
+    assert [name for told in keeper.saved().values() for name in told] == ["opened", "total"]
+    assert best is not None
