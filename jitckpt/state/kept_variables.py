@@ -8,6 +8,7 @@ behind an optimizer step, and put back where a restart goes on with it: what is 
 import enum
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from functools import cache
 from typing import Any, NamedTuple
 
 import numpy
@@ -48,6 +49,7 @@ class VariablePlace(NamedTuple):
         return f"{self.module}:{self.function}"
 
 
+@cache
 def where(place: str) -> VariablePlace:
     module, function, variable = f"{place}:".split(":")[:3]
     return VariablePlace(module, function, variable)

@@ -1,8 +1,8 @@
 """What a script computes in an epoch outside of its loops: a restart in that epoch computes it again.
 
 By then the parameters are those of the epoch's middle, so a copy of the model for distillation, or weights by
-its losses, come out otherwise. jitckpt can't set a script's variables; so digests of them are kept with the
-loop's place, and a restart that finds another value says so.
+its losses, come out otherwise. What the loop does not change is not kept as a variable; so digests are kept
+with the loop's place, and a restart that finds another value says so.
 """
 
 import sys

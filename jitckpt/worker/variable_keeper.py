@@ -79,7 +79,7 @@ class VariableKeeper:
             now = self._of_round()
             is_new_round, self._round = now != self._round, now
             frames = _frames(frame)
-            asks = frames_that_ask(frame)[-1:]
+            asks = frames_that_ask(frame)[-1:] if is_new_round else []
             built = {place: _built_before(of, asks) for place, of in frames.items()} if is_new_round else {}
             scopes = self._scopes(frames)
             with self._kept.looking(scopes):

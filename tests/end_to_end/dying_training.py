@@ -25,6 +25,12 @@ def at(place, step):
     if [str(rank), place, str(step)] == [*(sys.argv[1:] + [""] * 12)[3 * start : 3 * start + 3]]:
         torch.cuda.synchronize()
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def end(model, values):
+    parameters = [one.tolist() for one in model.parameters()]
+    os.write(1, f"END {rank} {parameters} {values}\\n".encode())
+    dist.destroy_process_group()
 """
 
 

@@ -57,8 +57,7 @@ def main():
         at("epoch", epoch)
     ends = [net.calls, net.temperature, net.meter.sum, net.meter.count, net.body[1].p, net.body[0].training]
     ends += [net.carried.tolist(), [one.item() for one in net.recent]]
-    os.write(1, f"END {rank} {[one.tolist() for one in model.parameters()]} {ends}\\n".encode())
-    dist.destroy_process_group()
+    end(model, ends)
 
 
 main()

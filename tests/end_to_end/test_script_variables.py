@@ -70,8 +70,7 @@ def main():
             trainer.best = epoch
     ends = [history, best, log, results, trainer.steps, trainer.best, samples_seen, trainer.meter.limit]
     ends += [trainer.meter.sum, trainer.meter.count, [*trainer.meter.last]]
-    os.write(1, f"END {rank} {[one.tolist() for one in trainer.model.parameters()]} {ends}\\n".encode())
-    dist.destroy_process_group()
+    end(trainer.model, ends)
 
 
 main()
