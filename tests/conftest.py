@@ -1,4 +1,7 @@
+import faulthandler
+import os
 import random
+import sys
 import time
 
 import pytest
@@ -16,6 +19,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="SECONDS",
         help="leave out the tests that have not begun by then (seconds since 1970); files come in any order",
     )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Where time may be short, a hang ends nine minutes after it, with the place; each of xdist's processes for itself."""
+    until = config.getoption("--until")
+    if until is not None:
+        # Of its own: pytest captures the usual one while tests run.
+        stderr = os.dup(sys.__stderr__.fileno())
+        faulthandler.dump_traceback_later(max(until + 540 - time.time(), 60), exit=True, file=stderr)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
