@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Where time may be short, a hang ends nine minutes after it, with the place; each of xdist's processes for itself."""
+    """Where time may be short a hang ends nine minutes after it, with the place, in each xdist process."""
     until = config.getoption("--until")
     if until is not None:
         # Of its own: pytest captures the usual one while tests run.

@@ -1,4 +1,7 @@
-"""What ranks alone knew becomes saves: of each step that somebody has saved, and of no other."""
+"""What ranks alone knew becomes saves: of each step that somebody has saved, and of no other.
+
+Where a host is missed, nobody knows what it saves yet, so all that there is becomes saves.
+"""
 
 from collections.abc import Sequence
 from contextlib import suppress
@@ -9,13 +12,15 @@ from jitckpt.saves import folders, starts
 from jitckpt.saves.layout import Identity, Kind
 
 
-def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str = "") -> dict[int, int]:
+def write_local_states(
+    ring_fd: int, directory: Path, steps: set[int], by: str = "", is_host_missed: bool = False
+) -> dict[int, int]:
     """Write what a rank alone knew after each step that any rank has saved; return the bytes by step.
 
     Those that an earlier start has written are among them, with 0 bytes. steps: those known to be saved,
     maybe on other hosts. What is on the disk counts as well: a rank may have been ended between the end of
-    its save and its report. by: who writes, if that is another than the rank's host. Raises SaveError if
-    something can't be read or written.
+    its save and its report. by: who writes, if that is another than the rank's host. is_host_missed: one
+    may be cut off only, and save a step by itself. Raises SaveError if something can't be read or written.
     """
     listed = folders.listed(directory)  # of the other ranks' saves one a step is looked at, as a rule
     saved = {step for step, names in listed.items() if _is_saved(directory, step, names)}
@@ -27,9 +32,9 @@ def write_local_states(ring_fd: int, directory: Path, steps: set[int], by: str =
     # rank's host and the one that keeps a copy the first may have written it.
     drafts = set() if by else kept  # of its own host, which knows more now than when the rank died
     there = {step: 0 for step in listed if _has_local_state(directory, step, identity, step in drafts)}
-    needed = ((saved | steps) & kept) - there.keys()
+    needed = (kept if is_host_missed else (saved | steps) & kept) - there.keys()
     written = {step: local_state.write_save(ring_fd, directory, step, by) for step in needed}
-    if not by and identity is not None:
+    if not by and identity is not None and not is_host_missed:
         for step in (kept & listed.keys()) - saved - steps:  # written when the rank died (states_at_death.py)
             if not _has_local_state(directory, step, identity, better=False):
                 continue

@@ -10,7 +10,7 @@ from pathlib import Path
 from jitckpt.saves.starts import Superseded
 from jitckpt.system import descriptor_reserve
 
-Write = Callable[[int, Path, set[int], str], dict[int, int]]
+Write = Callable[[int, Path, set[int], str, bool], dict[int, int]]
 
 
 class LocalStateWriter(threading.Thread):
@@ -28,13 +28,15 @@ class LocalStateWriter(threading.Thread):
         copied: set[int],
         directory: Path,
         steps: set[int],
+        is_host_missed: bool,
         write: Write,
         done: Callable[[], None],
         before: Callable[[], None] = lambda: None,
     ) -> None:
         """rings: memory files by rank, of which this object uses copies. copied: ranks of other hosts.
 
-        write: see supervisor.Reports.write_local_states. before, done: are called on this thread.
+        steps, is_host_missed, write: see supervisor.Reports.write_local_states. before, done: are called on
+        this thread.
         """
         super().__init__(name="jitckpt-local-states", daemon=True)
         self._rings = dict(rings)
@@ -43,6 +45,7 @@ class LocalStateWriter(threading.Thread):
             for rank, ring in rings.items():
                 self._rings[rank] = os.dup(ring)
                 self._own.add(self._rings[rank])
+        self._is_host_missed = is_host_missed
         self._copied, self._write, self._done, self._before = copied, write, done, before
         self.directory, self.steps = directory, steps
         self.written: dict[int, dict[int, int]] = {}
@@ -62,7 +65,9 @@ class LocalStateWriter(threading.Thread):
                 by = "copy" if rank in self._copied else ""
                 try:
                     with descriptor_reserve.lent():
-                        self.written[rank] = self._write(ring, self.directory, self.steps, by)
+                        self.written[rank] = self._write(
+                            ring, self.directory, self.steps, by, self._is_host_missed
+                        )
                 except Superseded:
                     self.not_needed = True
                 except Exception as error:

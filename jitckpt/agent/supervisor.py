@@ -69,8 +69,8 @@ class Reports:
     registered: Callable[[Worker, protocol.Registered], None]  # before that
     failed: Callable[[Worker, int, bool], None]  # with the exit code, and whether the agent killed it
     # On another thread: of a rank, from its ring, into a directory, for these steps and all saved there; the
-    # bytes by step. The last is who writes, "" for the rank's own host.
-    write_local_states: Callable[[int, Path, set[int], str], dict[int, int]]
+    # bytes by step. Then who writes, "" for the rank's own host, and whether a host is missed.
+    write_local_states: Callable[[int, Path, set[int], str, bool], dict[int, int]]
     blamed: Callable[[Worker], None] = lambda worker: None  # it has failed by itself, and before all others
     # The other hosts are about to be told that a rank dies or has ended: send who keeps a copy of its ring
     # the rest.
@@ -894,6 +894,7 @@ class Supervisor(threading.Thread):
             copied=set(copied),
             directory=self._directory(),
             steps=whole_steps(self._job.ranks),
+            is_host_missed=bool(self._lost_hosts),
             write=self._reports.write_local_states,
             done=lambda: os.eventfd_write(self._wake, 1),
             before=self._at_death.finish,

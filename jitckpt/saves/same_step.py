@@ -1,7 +1,8 @@
 """Which step all ranks go on from, where each reads the saves of its own shard alone.
 
 A rank looks up which steps it could load: the folders' names and the metadata of its own or a replica's save
-tell that. The newest step that all ranks could load is checked: each reads one save of its shard, the one
+tell that. The newest step that all ranks could load, or one just before it of which no rank's own state is
+lost, is checked: each reads one save of its shard, the one
 that it will load, and if that is damaged another replica's. If a rank finds none, all pass on to the next
 older step. What is said goes through rank 0 and torch's store, so it is linear in the ranks; and as each step
 is decided by rank 0 alone, no two ranks ever take different ones. A rank that dies meanwhile keeps the others
@@ -20,12 +21,14 @@ from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import (
+    EXACT_WITHIN,
     Choice,
     begun_anew,
     denies_first,
     in_turn,
     misfit,
     no_whole_save,
+    not_exact,
     nothing_usable,
 )
 from jitckpt.state.shards import SharedStore, through_first
@@ -37,13 +40,14 @@ class Offer:
 
     newest: the newest step of which it has seen a finished save, of use or not; 0 if there is none.
     in_memory: of each step in the memory tier, of which start's minibatches it is. is_first: what it has seen
-    is of the job's first save, or there is nothing.
+    is of the job's first save, or there is nothing. not_exact: its steps without the rank's own state.
     """
 
     steps: tuple[int, ...]
     newest: int
     in_memory: tuple[tuple[int, str], ...] = ()
     is_first: bool = False
+    not_exact: tuple[int, ...] = ()
 
     def sources(self, rank: int) -> Iterator[Source]:
         """Yield what this rank, which has said it, could load."""
@@ -97,7 +101,16 @@ class Decision:
     def _next(self) -> Verdict:
         sources = [source for rank, offer in enumerate(self._offers) for source in offer.sources(rank)]
         self._plan = decide(range(len(self._offers)), sources, self._failed)
+        if self._plan is not None and not self._in_memory and self._without(self._plan.step):
+            exact = [one for one in sources if one.kind is not Kind.FILES or not self._without(one.step)]
+            near = decide(range(len(self._offers)), exact, self._failed)
+            if near is not None and near.step >= self._plan.step - EXACT_WITHIN:
+                self._plan = near
         return self._verdict(decided=self._plan is None)
+
+    def _without(self, step: int) -> list[int]:
+        """Return the ranks whose own state of a step is lost."""
+        return [rank for rank, offer in enumerate(self._offers) if step in offer.not_exact]
 
     @property
     def _in_memory(self) -> bool:
@@ -127,7 +140,11 @@ class Decision:
                 for shard, offer in zip(self._shards, self._offers, strict=True)
                 if step not in offer.steps
             }
-            yield f"Step {step} has {no_whole_save(sorted(missing | self._refused.get(step, set())))}."
+            missing |= self._refused.get(step, set())
+            if missing:
+                yield f"Step {step} has {no_whole_save(sorted(missing))}."
+            else:
+                yield not_exact(step, self._without(step))
 
 
 class InMemory(Protocol):
@@ -168,7 +185,8 @@ class OwnSaves:
 
     @property
     def offer(self) -> Offer:
-        return Offer(tuple(self._candidates), self._newest, is_first=self._is_first)
+        not_exact = tuple(step for step, found in self._candidates.items() if not self._is_exact(step, found))
+        return Offer(tuple(self._candidates), self._newest, is_first=self._is_first, not_exact=not_exact)
 
     def check(self, step: int) -> bool:
         """Read a save of that step, and if it is damaged the next; return whether one is whole."""
@@ -188,6 +206,10 @@ class OwnSaves:
         if save.rank != self._identity.rank:
             local = self._local(step)
         return Choice(step, save, local, tuple(self.reasons), newest)
+
+    def _is_exact(self, step: int, found: Sequence[SaveRecord]) -> bool:
+        """Return whether the rank's own state is there, as far as names tell."""
+        return found[0].rank == self._identity.rank or ("local", self._identity.rank) in self._names[step]
 
     def _local(self, step: int) -> SaveRecord | None:
         if ("local", self._identity.rank) not in self._names[step]:
@@ -325,4 +347,5 @@ def _together(
 
 def _offer(told: dict[str, Any]) -> Offer:
     in_memory = tuple((step, timeline) for step, timeline in told["in_memory"])
-    return Offer(tuple(told["steps"]), told["newest"], in_memory, told["is_first"])
+    not_exact = tuple(told["not_exact"])
+    return Offer(tuple(told["steps"]), told["newest"], in_memory, told["is_first"], not_exact)

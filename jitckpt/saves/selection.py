@@ -7,11 +7,16 @@ all come to the same step.
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
+from jitckpt.decisions.sources import listed
 from jitckpt.errors import CheckpointError
 from jitckpt.saves.folders import SavedState, SaveRecord
 from jitckpt.saves.layout import RESTRUCTURED, Identity
 
+# A step without some rank's own state is passed over for one so many steps before it that has all: to do some
+# minibatches again is exact, to go on with other random numbers is not.
+EXACT_WITHIN = 2
 SHOWN_REASONS = 8
 SHOWN_SHARDS = 8
 
@@ -96,7 +101,7 @@ class Selection:
             self._replicas.setdefault(record.step, {}).setdefault(shard, {})[record.rank] = record
         every_shard = set(range(expected.shards))
         is_first = is_first and not any(every_shard <= set(of) for of in self._replicas.values())
-        self._step = next((step for step in self._replicas if self._is_whole(step)), None)
+        self._step = self._exact_or_newest(expected.world_size)
         self.unfinished = begun_anew(self._reasons) if is_first and self._newest else ""
 
     def choice(self, identity: Identity) -> Choice | None:
@@ -114,6 +119,23 @@ class Selection:
                 reasons.append(problem)
                 local = None
         return Choice(self._step, save, local, tuple(reasons), self._newest)
+
+    def _exact_or_newest(self, ranks: int) -> int | None:
+        whole = (step for step in self._replicas if self._is_whole(step))  # the newest first
+        newest = next(whole, None)
+        if newest is None or not (without := self._without(newest, ranks)):
+            return newest
+        within = takewhile(lambda step: step >= newest - EXACT_WITHIN, whole)
+        exact = next((step for step in within if not self._without(step, ranks)), None)
+        if exact is None:
+            return newest
+        self._reasons.append(not_exact(newest, without))
+        return exact
+
+    def _without(self, step: int, ranks: int) -> list[int]:
+        """Return the ranks whose own state of a step is not there, as far as names tell."""
+        saved = {rank for of_shard in self._replicas[step].values() for rank in of_shard}
+        return [rank for rank in range(ranks) if rank not in saved and (step, rank) not in self._local]
 
     def _is_whole(self, step: int) -> bool:
         rank, shards = self._expected.rank, range(self._expected.shards)
@@ -185,6 +207,14 @@ def no_whole_save(shards: Sequence[int]) -> str:
     """Return what a step lacks."""
     more = f" and {len(shards) - SHOWN_SHARDS} more" if len(shards) > SHOWN_SHARDS else ""
     return f"no whole save of shard {', '.join(map(str, shards[:SHOWN_SHARDS]))}{more}"
+
+
+def not_exact(step: int, without: Sequence[int]) -> str:
+    """Return why a step is passed over that has a whole save of all shards."""
+    return (
+        f"Of step {step} the own state (random numbers, buffers ...) of {listed(without)} is lost; a step "
+        "just before it has all, so its minibatches are done again, exactly."
+    )
 
 
 def begun_anew(reasons: Sequence[str]) -> str:

@@ -39,6 +39,7 @@ class Agents:
         self.blamed: list[int] = []
         self.local_states: list[tuple[int, set[int]]] = []  # of which ring (its inode), for which steps
         self.copies: list[bytes] = []  # of rings, that were written
+        self.host_missed: list[bool] = []  # what the agents said, for each ring
 
     def start(self, scripts: Sequence[str], silence: float = 60.0) -> None:
         half = len(scripts) // 2
@@ -97,7 +98,10 @@ class Agents:
         for rank in self.hosts[index].all[index].ranks:
             self.hosts[index].send(1 - index, RingPart(rank, 6, 0), b"ring %d" % rank)
 
-    def _write_local_states(self, ring: int, _directory: Path, steps: set[int], by: str) -> dict[int, int]:
+    def _write_local_states(
+        self, ring: int, _directory: Path, steps: set[int], by: str, is_host_missed: bool
+    ) -> dict[int, int]:
+        self.host_missed.append(is_host_missed)
         if by:
             self.copies.append(os.pread(ring, 6, 0))
         else:
@@ -166,6 +170,7 @@ def test_the_ranks_of_all_hosts_save_and_one_replica_is_enough(agents: Agents) -
     rings = sorted(os.fstat(one.ring_fd).st_ino for one in agents.workers)
     assert sorted(ring for ring, _ in agents.local_states) == rings
     assert all(steps == {7} for _, steps in agents.local_states)
+    assert not any(agents.host_missed)
     assert sorted(agents.copies) == [b"ring 0", b"ring 1", b"ring 2", b"ring 3"], (
         "the other host has written them too, up to the end: a host may be lost before it has written its own"
     )

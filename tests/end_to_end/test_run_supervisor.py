@@ -78,7 +78,10 @@ class Job:
     def _failed(self, worker: Worker, exit_code: int, killed_by_agent: bool) -> None:
         self.failed[worker.rank] = (exit_code, killed_by_agent)
 
-    def _write_local_states(self, ring: int, directory: Path, _steps: set[int], _by: str) -> dict[int, int]:
+    def _write_local_states(
+        self, ring: int, directory: Path, _steps: set[int], _by: str, is_host_missed: bool
+    ) -> dict[int, int]:
+        assert not is_host_missed
         rank = next(worker.rank for worker in self.workers if same_file(worker.ring_fd, ring))
         self.disk.wait()
         self.local_states.append((rank, directory))

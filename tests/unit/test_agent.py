@@ -101,6 +101,13 @@ def test_a_step_that_was_saved_on_another_host_counts_too(dead_worker: Worker, t
     assert local_steps(tmp_path) == [6]
 
 
+def test_where_a_host_is_missed_every_state_is_written(dead_worker: Worker, tmp_path: Path) -> None:
+    """A host that is cut off only may save a step by itself, and fetch what it lacks when it is back."""
+    save(tmp_path, 7)
+    assert list(write_local_states(dead_worker.ring_fd, tmp_path, set(), "", True)) == [7]
+    assert local_steps(tmp_path) == [5, 6, 7, 8]
+
+
 def test_a_copy_is_written_beside_what_the_host_itself_writes(dead_worker: Worker, tmp_path: Path) -> None:
     """A host that is cut off only, and the one that keeps its copy, in a directory that both share."""
     save(tmp_path, 7)

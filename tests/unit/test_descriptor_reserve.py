@@ -53,7 +53,7 @@ from pathlib import Path
 from jitckpt.agent.local_state_writer import LocalStateWriter
 from jitckpt.system import descriptor_reserve
 
-def write(ring, directory, steps, by):
+def write(ring, directory, steps, by, is_host_missed):
     with open(directory / "state", "w") as file:
         return {7: file.write("its own")}
 
@@ -65,7 +65,13 @@ with suppress(OSError):
     while True:
         taken.append(os.dup(0))
 writer = LocalStateWriter(
-    {0: ring}, copied=set(), directory=Path(sys.argv[1]), steps={7}, write=write, done=lambda: None
+    {0: ring},
+    copied=set(),
+    directory=Path(sys.argv[1]),
+    steps={7},
+    is_host_missed=False,
+    write=write,
+    done=lambda: None,
 )
 writer.run()
 print(writer.written, writer.problems)

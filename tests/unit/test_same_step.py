@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from jitckpt.errors import CheckpointError, JitckptError
-from jitckpt.saves import folders, layout, same_step
+from jitckpt.saves import folders, layout, same_step, selection
 from jitckpt.saves.folders import SaveFolder, SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.same_step import Decision, InMemory, Offer, OwnSaves, Verdict
@@ -52,14 +52,18 @@ class World:
 
     def offer(self, rank: int) -> Offer:
         steps = sorted({step for step, _ in self.there(rank)}, reverse=True)
-        return Offer(tuple(steps), max(steps, default=0))
+        not_exact = tuple(step for step in steps if (step, rank) not in self.there(rank))
+        return Offer(tuple(steps), max(steps, default=0), not_exact=not_exact)
 
     def check(self, rank: int, step: int) -> bool:
         self.asked.append((rank, step))
         return any(whole for (one, _), whole in self.there(rank).items() if one == step)
 
     def brute_force(self) -> int | None:
-        """The newest step of which every rank has a whole save of its shard where it looks."""
+        """The newest step of which every rank has a whole save of its shard where it looks.
+
+        Of those one in which each rank has its own state goes first; all are near.
+        """
         steps = {step for step, _ in self.saves}
         good = [
             step
@@ -69,7 +73,8 @@ class World:
                 for rank in range(RANKS)
             )
         ]
-        return max(good, default=None)
+        exact = [step for step in good if all((step, rank) in self.saves for rank in range(RANKS))]
+        return max(exact or good, default=None)
 
 
 worlds = st.builds(
@@ -99,6 +104,39 @@ def test_what_is_lost_is_named() -> None:
     assert decision.hear_checks([True, False]) == Verdict(4, False, (), 6)
     lost = ("Step 6 has no whole save of shard 1.", "Step 5 has no whole save of shard 1.")
     assert decision.hear_checks([True, True]) == Verdict(4, True, lost, 6)
+
+
+@pytest.mark.parametrize(
+    ("exact", "taken", "why"),
+    [((8, 7), 8, ()), ((7, 6), 7, None), ((6, 5), 6, None), ((5,), 8, ()), ((), 8, ())],
+)
+def test_a_step_that_is_exact_goes_before_a_newer_one(
+    exact: tuple[int, ...], taken: int, why: tuple[str, ...] | None
+) -> None:
+    """A frozen host that woke has ended and saved step 8 alone: another rank's own state of it is lost."""
+    steps = (8, 7, 6, 5)
+    not_exact = tuple(step for step in steps if step not in exact)
+    decision = Decision([0, 0])
+    verdict = decision.hear_offers([Offer(steps, 8), Offer(steps, 8, not_exact=not_exact)])
+    assert verdict.step == taken
+    verdict = decision.hear_checks([True, True])
+    assert verdict.decided
+    assert verdict.step == taken
+    if why is None:
+        assert verdict.lost[0] == (
+            "Of step 8 the own state (random numbers, buffers ...) of rank 1 is lost; a step just before it "
+            "has all, so its minibatches are done again, exactly."
+        )
+    else:
+        assert verdict.lost == why
+
+
+def test_the_exact_step_is_damaged_and_the_newer_one_is_taken() -> None:
+    decision = Decision([0, 0])
+    offers = [Offer((8, 7), 8), Offer((8, 7), 8, not_exact=(8,))]
+    assert decision.hear_offers(offers).step == 7
+    assert decision.hear_checks([True, False]).step == 8
+    assert decision.hear_checks([True, True]) == Verdict(8, True, (), 8)
 
 
 def test_that_nothing_is_saved_is_known_at_once() -> None:
@@ -203,6 +241,28 @@ def test_each_rank_loads_its_own_save_and_its_own_local_state(tmp_path: Path) ->
         *((5, rank, "rank") for rank in range(SHARDS)),
         *((5, rank, "local") for rank in range(SHARDS)),
     ]
+
+
+def test_what_a_host_has_saved_alone_is_passed_over_where_another_ranks_own_state_is_lost(
+    tmp_path: Path,
+) -> None:
+    for rank in range(RANKS):
+        save(tmp_path, 7, rank, "rank" if rank < SHARDS else "local")
+    for rank in range(SHARDS):
+        save(tmp_path, 8, rank)
+        if rank:
+            save(tmp_path, 8, rank + SHARDS, "local")
+    found = choices([tmp_path] * RANKS)
+    assert [one.step for one in found if one] == [7] * RANKS
+    assert found[0] is not None
+    assert (
+        found[0].reasons[0].startswith("Of step 8 the own state (random numbers, buffers ...) of rank 3 is")
+    )
+    chosen = selection.choose(folders.find(tmp_path), identity(4), folders.verify)
+    assert chosen is not None
+    assert chosen.step == 7, "as what looks at all saves says"
+    save(tmp_path, 8, SHARDS, "local")
+    assert {one and one.step for one in choices([tmp_path] * RANKS)} == {8}
 
 
 def test_a_damaged_save_has_a_replica_take_its_place_and_else_all_fall_back(tmp_path: Path) -> None:

@@ -187,7 +187,9 @@ def test_all_ranks_come_to_the_same_step(
         if steps:
             choice = selection.choose(saves, expected, verify)
             assert choice is not None
-            assert choice.step == max(steps)
+            near = {step for step in steps if step >= max(steps) - selection.EXACT_WITHIN}
+            exact = {step for step in near if {(step, other) for other in range(6)} <= present}
+            assert choice.step == max(exact or steps)
             assert choice.save.rank % shards == rank % shards
             assert verify(choice.save) is None
         elif present:

@@ -230,6 +230,7 @@ def test_a_host_that_the_job_has_gone_on_without_tells_of_no_losses(
             copied=set(),
             directory=tmp_path,
             steps={7},
+            is_host_missed=False,
             write=write,
             done=lambda: None,
         )
