@@ -11,11 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from jitckpt.agent.investigation import DRIVER_SECONDS, STACK_SECONDS, Investigation, stacks_of
-from jitckpt.agent.local_state_writer import LocalStateWriter
+from jitckpt.agent.local_states import LocalStates
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.protection import MemoryProtection
 from jitckpt.agent.proxies.control import Proxies
-from jitckpt.agent.states_at_death import StatesAtDeath
 from jitckpt.console import say
 from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.recovery import (
@@ -43,7 +42,6 @@ from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
 from jitckpt.ring import format as ring_format
 from jitckpt.ring import local_state, wishes
-from jitckpt.ring.copies import Copies
 from jitckpt.system.kernel_log import MOST_LINES, xid_lines
 from jitckpt.system.stacks import read_stacks
 from jitckpt.wire import agents, protocol
@@ -51,8 +49,6 @@ from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.protocol import WorkerMessage
 
 STATUS_OF_AN_EXCEPTION = 1  # of a Python that an exception has ended
-# A rank saves what it alone knows by itself where its agent has ended.
-MAY_HAVE_IT = "its own host may have it, if it was only cut off or only its agent has ended"
 MOST_NONSENSE = 100  # messages that are noted
 MOST_TEXT = 2000  # characters of a failure's description
 MOST_OF_A_LINE = 500  # characters of the kernel's log
@@ -116,15 +112,13 @@ class Supervisor(threading.Thread):
         self._lost_hosts: set[int] = set()
         self.losses: dict[int, str] = {}  # hosts that are lost, and why
         self.leaving: set[int] = set()  # hosts whose agents were asked to end
-        self._local_states: LocalStateWriter | None = None
-        self._at_death = StatesAtDeath()
-        self._copies = Copies()  # of the rings of another host's ranks
         numbers = set(self._workers) if hosts is None else {rank for host in hosts.all for rank in host.ranks}
         ranks = tuple(Rank(rank, own=rank in self._workers) for rank in sorted(numbers))
         self._job = KnownJob(
             ranks, time.monotonic(), save_deadline, restarts_left, mistakes_before=mistakes_before
         )
         self._registrations: dict[int, protocol.Registered] = {}
+        self._local_states = self._states_of_ranks()
         self._hangs: dict[int, protocol.Hang] = {}  # that are transparent mode's affair first
         self._trouble: str | None = None
         self._newest_begun = 0
@@ -147,6 +141,18 @@ class Supervisor(threading.Thread):
         self._outcome: Outcome | None = None
         self._error: BaseException | None = None
         self._done = threading.Event()
+
+    def _states_of_ranks(self) -> LocalStates:
+        return LocalStates(
+            self._workers,
+            self._registrations,
+            self._hosts,
+            self._lost_hosts,
+            self._leads,
+            self._log,
+            self._reports.write_local_states,
+            wake=lambda: os.eventfd_write(self._wake, 1),
+        )
 
     def interrupt(self, signum: int) -> None:
         """Take note of a signal that asks the agent to end; the second time nothing is waited for.
@@ -198,8 +204,7 @@ class Supervisor(threading.Thread):
             self._kill_own()
         finally:
             self._selector.close()
-            if self._local_states is not None:
-                self._local_states.give_up()  # of waiting for it
+            self._local_states.give_up()  # of waiting for it
             if self._proxies is not None:
                 self._proxies.close()
             self._done.set()
@@ -215,9 +220,8 @@ class Supervisor(threading.Thread):
         if not self._done.is_set():
             self._ask_to_end(signum, signum)  # as asked twice: nothing is waited for
         self.join()
-        self._at_death.close()
+        self._local_states.close()
         os.close(self._wake)
-        self._copies.close()
 
     def _supervise(self) -> Outcome:
         while True:
@@ -237,7 +241,8 @@ class Supervisor(threading.Thread):
                 in_memory=self._in_memory(),
                 goes_back=self._goes_back(),
             )
-            self._hear_of_local_states()
+            if self._local_states.are_written():
+                self._job = replace(self._job, local_state_written=True)
             self._look_who_waits()
             self._look_into_hangs()
             absent = tuple(
@@ -245,7 +250,8 @@ class Supervisor(threading.Thread):
             )
             if not self._job.alarmed and (found := self._investigation.verdict(self._askable(), absent)):
                 blamed = self._investigation.blamed
-                self._investigation.begin_report(self._registrations, self._directory())  # before ranks end
+                # Before ranks end.
+                self._investigation.begin_report(self._registrations, self._local_states.directory())
                 self._tell_alarm("hang", found, blamed)
             self._investigation.finish_report()
             next_look = self._look_for_stopped()
@@ -266,7 +272,7 @@ class Supervisor(threading.Thread):
                 case WriteLocalState():
                     self._begin_local_states()
                 case Close(outcome):
-                    self._leave_local_states()
+                    self._local_states.leave(is_impatient=self._job.impatient)
                     self._investigation.finish_report(at_once=True)
                     if outcome is Outcome.FAILED and (reason := incurable(self._job)):
                         self._log.write("incurable", text=reason)
@@ -572,9 +578,8 @@ class Supervisor(threading.Thread):
         return self._job.restarts_left > 0 and not self.interrupts and self._snapshot() is not None
 
     def _died(self, rank: int, exit_code: int) -> None:
-        in_memory = self._in_memory() is not None
-        if rank in self._workers and rank in self._registrations and not in_memory:
-            self._at_death.write(rank, self._workers[rank].ring_fd, self._directory())
+        if self._in_memory() is None:
+            self._local_states.rank_died(rank)
         first = self._trouble is None
         self._detected("died", f"rank {rank} {_how_it_ended(exit_code)}", [rank])
         if first:  # the others may have ended because of it
@@ -691,7 +696,7 @@ class Supervisor(threading.Thread):
             case agents.ProcessStopped(rank):
                 self._investigation.hear_stopped(self._rank(rank).rank)
             case agents.RingPart(rank, size, place):
-                self._copies.write(self._rank(rank).rank, size, place, arrived.data)
+                self._local_states.copies.write(self._rank(rank).rank, size, place, arrived.data)
             case message if isinstance(message, agents.OF_MEMORY) and self._protection is not None:
                 self._protection.hear(arrived.host, message)
             case agents.TakesIn(who) if self._elastic:
@@ -876,87 +881,10 @@ class Supervisor(threading.Thread):
             return None
 
     def _begin_local_states(self) -> None:
-        """Begin to write what this host's ranks alone knew, and those whose rings it keeps copies of.
-
-        A host may be lost before it has written its own, and its disk at any later time.
-        """
         if self._job.ending_since is None:  # all ranks have ended by themselves
             self._tell_what_is_saved()
         self._job = replace(self._job, local_state_begun_at=time.monotonic())
-        own = {rank: worker.ring_fd for rank, worker in self._workers.items() if rank in self._registrations}
-        copied = {
-            rank: ring
-            for rank, ring in self._copies.rings.items()
-            if rank in self._registrations and rank not in self._workers
-        }
-        self._local_states = LocalStateWriter(
-            dict(sorted((own | copied).items())),
-            copied=set(copied),
-            directory=self._directory(),
-            steps=whole_steps(self._job.ranks),
-            is_host_missed=bool(self._lost_hosts),
-            write=self._reports.write_local_states,
-            done=lambda: os.eventfd_write(self._wake, 1),
-            before=self._at_death.finish,
-        )
-        self._local_states.start()
-
-    def _hear_of_local_states(self) -> None:
-        """Once they are written, tell which are lost."""
-        writer = self._local_states
-        if writer is None or not writer.is_done or self._job.local_state_written:
-            return
-        self._job = replace(self._job, local_state_written=True)
-        for rank in sorted(self._registrations):
-            if lost := self._why_lost(rank, writer):
-                text = f"rank {rank}'s own state (random numbers, buffers ...) is lost: {lost}"
-                self._log.write("warning", rank=rank, text=text)
-                say(text)
-        size = sum(sum(by_step.values()) for by_step in writer.written.values())
-        by_rank = {rank: sorted(by_step) for rank, by_step in writer.written.items()}
-        self._log.write("local_state_written", steps=by_rank, bytes=size, seconds=writer.seconds)
-
-    def _why_lost(self, rank: int, writer: LocalStateWriter) -> str:
-        """Return why a rank's own state is lost; empty if it is not, or it is not for this agent to say."""
-        if writer.not_needed or not self._answers_for(rank):
-            return ""
-        if rank in writer.problems:
-            return writer.problems[rank]
-        if rank not in writer.written:
-            return f"the host that had a copy of it is lost, too, or had none yet; {MAY_HAVE_IT}."
-        if not writer.steps or max(writer.steps) in writer.written[rank]:
-            return ""
-        if rank in self._workers:
-            return f"its memory has none of step {max(writer.steps)}."
-        return f"the copy of its memory has none of step {max(writer.steps)}; {MAY_HAVE_IT}."
-
-    def _leave_local_states(self) -> None:
-        """Go on without those that are not written by now."""
-        writer = self._local_states
-        if writer is None or self._job.local_state_written:
-            return
-        writer.give_up()
-        why = f"the file system of {writer.directory} does not answer"
-        if self._job.impatient:
-            why = "the agent was asked to end once more, and waits for nothing"
-        text = f"what the ranks alone knew (random numbers, buffers ...) could not be written: {why}."
-        self._log.write("warning", text=text)
-        say(text)
-
-    def _directory(self) -> Path:
-        """Return this host's checkpoint directory; the path of another's may mean nothing here."""
-        own = [one for rank, one in self._registrations.items() if rank in self._workers]
-        return Path((own or list(self._registrations.values()))[0].checkpoint_dir)
-
-    def _answers_for(self, rank: int) -> bool:
-        """Return whether it is this agent that has to say so if a rank's own state is lost."""
-        if rank in self._workers or self._hosts is None:
-            return True
-        host = self._hosts.host_of(rank)
-        keeper = self._hosts.keeper(host)
-        if host not in self._lost_hosts:
-            return False
-        return self._leads() if keeper in self._lost_hosts else keeper == self._hosts.index
+        self._local_states.all_have_ended(whole_steps(self._job.ranks))
 
 
 def _bound(call: Callable[[Worker], None], worker: Worker) -> Callable[[], None]:

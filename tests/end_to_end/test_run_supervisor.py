@@ -261,7 +261,7 @@ def test_a_file_system_that_blocks_stops_neither_a_restart_nor_a_signal(
     assert second.supervisor.result() is Outcome.INTERRUPTED
     for one in (job, second):
         one.disk.set()
-        writer = one.supervisor._local_states
+        writer = one.supervisor._local_states._writer
         assert writer is not None
         writer.join()
     assert not job.events("local_state_written")

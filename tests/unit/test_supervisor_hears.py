@@ -4,18 +4,20 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_protocol import json_values
 
-from jitckpt.agent.local_state_writer import LocalStateWriter
+from jitckpt.agent.local_states import LocalStates
+from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS, Reports, Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
@@ -81,7 +83,7 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived 
     )
     supervisor._hear_hosts()
     decide(supervisor._job)
-    supervisor._copies.close()
+    supervisor._local_states.close()
     os.close(supervisor._wake)
     for event in log.events:
         assert event["event"] != "warning" or "host 1 says what makes no sense" in event["text"]
@@ -98,7 +100,7 @@ def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: agents.
     supervisor._hear_hosts()
     assert not isinstance(decide(supervisor._job), Wait), "it acts"
     supervisor._order_save((0,))
-    supervisor._copies.close()
+    supervisor._local_states.close()
     os.close(supervisor._wake)
     assert [event["text"] for event in log.events if event["event"] == "detected"] == [
         "rank 1 was ended by its host, which has seen a failure"
@@ -139,7 +141,7 @@ class SecondHost:
 def second_host(request: pytest.FixtureRequest) -> Iterator[SecondHost]:
     host = SecondHost(request.param)
     yield host
-    host.supervisor._copies.close()
+    host.supervisor._local_states.close()
     os.close(host.supervisor._wake)
 
 
@@ -222,23 +224,15 @@ def test_a_host_that_the_job_has_gone_on_without_tells_of_no_losses(
         raise problem
 
     log = EventLog()
-    supervisor = Supervisor(workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1)
-    supervisor._registrations[0] = {}  # type: ignore[assignment]
+    ended = threading.Event()
     with open(os.devnull) as ring:
-        writer = LocalStateWriter(
-            {0: ring.fileno()},
-            copied=set(),
-            directory=tmp_path,
-            steps={7},
-            is_host_missed=False,
-            write=write,
-            done=lambda: None,
-        )
-    writer.run()
-    supervisor._local_states = writer
-    supervisor._hear_of_local_states()
-    supervisor._copies.close()
-    os.close(supervisor._wake)
+        worker = cast(Worker, SimpleNamespace(ring_fd=ring.fileno()))
+        registration = cast(protocol.Registered, SimpleNamespace(checkpoint_dir=str(tmp_path)))
+        states = LocalStates({0: worker}, {0: registration}, None, set(), bool, log, write, ended.set)
+        states.all_have_ended({7})
+        assert ended.wait(60)
+    assert states.are_written()
+    states.close()
     warnings = [event["text"] for event in log.events if event["event"] == "warning"]
     lost = "rank 0's own state (random numbers, buffers ...) is lost: The disk is full."
     assert warnings == [lost] * is_lost
@@ -317,7 +311,7 @@ def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
     supervisor._look_into_hangs()
     supervisor._hear(0, hang)
     assert (looked_into, supervisor._job.suspected) == ([1, 0], True)
-    supervisor._copies.close()
+    supervisor._local_states.close()
     os.close(supervisor._wake)
 
 
