@@ -13,7 +13,7 @@ import pytest
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, TORCHRUN, Launcher
 
 from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS
-from jitckpt.cli.run import PORT_CLAIM
+from jitckpt.cli.run_hosts import PORT_CLAIM
 
 
 def without_ours(environment: dict[str, str]) -> dict[str, str]:

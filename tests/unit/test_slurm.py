@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt.cli import run
+from jitckpt.cli import run, run_hosts
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import slurm
 from jitckpt.errors import HostsError
@@ -68,7 +68,7 @@ def test_it_is_the_memory_tiers_where_no_option_says_another(
     for name, value in environment("s0.s4.n17", "switch.switch.node").items():
         monkeypatch.setenv(name, value)
     args = run_parser().parse_args(["--memory-tier", "peer", *options, "train.py"])
-    args.own_domains, args.domains_by = run._own_domains(args)
+    args.own_domains, args.domains_by = run_hosts.own_domains(args)
     wanted = run._memory(args)
     assert wanted is not None
     assert (wanted.domains, wanted.domains_by) == (domains, by)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from jitckpt.cli import run
+from jitckpt.cli import run_hosts
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import slurm_spares
 from jitckpt.clusters.slurm import SlurmStep
@@ -122,7 +122,7 @@ def test_it_meets_where_the_training_does_without_a_place(
     where = ["--coordination", "etcd://e:2379", "--checkpoint-dir", "d"]
     args = run_parser().parse_args(["--slurm", "--spare-for", "7", "--nnodes", "3", *where, "train.py"])
     args.spared = None
-    run._make_slurm(args)
+    run_hosts.make_slurm(args)
     assert (args.rdzv_id, args.fixed_place, args.nproc_per_node) == ("slurm-7-2-1", None, "4")
 
 
@@ -134,7 +134,7 @@ def test_without_a_coordination_service_it_meets_at_the_trainings_first_node(
         monkeypatch.setenv(name, value)
     args = run_parser().parse_args(["--slurm", "--spare-for", "7", "--nnodes", "3", "train.py"])
     args.spared = None
-    run._make_slurm(args)
+    run_hosts.make_slurm(args)
     assert (args.rdzv_id, args.fixed_place) == ("slurm-7-2-1", None)
     assert (args.rdzv_backend, args.rdzv_endpoint) == ("c10d", f"10.79.0.1:{STEP.port}")
     assert args.rdzv_conf == "is_host=false"
@@ -170,7 +170,7 @@ def test_what_is_missing_is_said(
     for name, value in OWN.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ValueError, match=why):
-        run._check_hosts(run_parser().parse_args([*options, "train.py"]))
+        run_hosts.settle_hosts(run_parser().parse_args([*options, "train.py"]))
 
 
 @pytest.mark.parametrize(
@@ -194,4 +194,4 @@ def test_slurm_is_found_where_nothing_else_says_where_to_meet(
     step = {"SLURM_STEP_NUM_NODES": "3", "SLURM_STEP_NUM_TASKS": "3"}
     for name, value in (OWN | step | variables).items():
         monkeypatch.setenv(name, value)
-    assert run._is_found_in_slurm(run_parser().parse_args([*options, "train.py"])) == found
+    assert run_hosts.is_found_in_slurm(run_parser().parse_args([*options, "train.py"])) == found

@@ -1,0 +1,158 @@
+"""What `jitckpt run` refuses, by ValueError with a sentence, before anything is started."""
+
+import argparse
+import importlib.util
+import math
+import os
+import shutil
+import signal
+import sys
+import uuid
+from pathlib import Path
+
+from torch.distributed.launcher.api import LaunchConfig
+
+from jitckpt.cli.exec import DEFAULT_DEVICES
+from jitckpt.cli.run_hosts import (
+    NO_MASTER,
+    has_several_hosts,
+    hosts_of,
+    needs_another_port,
+    own_domains,
+    settle_hosts,
+)
+from jitckpt.decisions import memory_wanted
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.memory_wanted import Wanted
+from jitckpt.decisions.redundancy import groups
+from jitckpt.faults.injection import DEVICE_KINDS, DRIVER_SUSPECT, LASTING_KINDS, PROXY_KINDS
+
+
+def check_options(args: argparse.Namespace, kind: str) -> None:
+    """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
+    settle_hosts(args)
+    args.own_domains, args.domains_by = own_domains(args)
+    _check_modes(args)
+    if args.state_on_device and args.mode != "transparent":
+        raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
+    if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
+        args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
+    if args.monitor_interval <= 0:
+        raise ValueError("--monitor-interval must be more than 0 seconds")
+    for name in args.signals_to_handle.split(","):
+        if name.strip() not in signal.Signals.__members__:
+            raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
+    if args.standalone or needs_another_port(args):
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
+    for fault in args.fault:
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) and kind != "softgpu":
+            raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
+        if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
+            raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
+    _check_script(args)
+
+
+def _check_modes(args: argparse.Namespace) -> None:
+    """Refuse what is for another mode of protection."""
+    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
+        raise ValueError(
+            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
+            "already, and no other host has; without --mode transparent the memory tier protects it"
+        )
+    for name in ("every", "limit", "keep"):
+        if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
+            raise ValueError(
+                f"--memory-{name} goes with --memory-tier; where the script asks for the tier, it says "
+                f"this, too: jitckpt.init(memory={{'tier': 'auto', '{name}': ...}})"
+            )
+    if args.objects is not None and args.checkpoint_dir is None:
+        raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
+    if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
+        most = 1 if args.standalone else hosts_of(args.nnodes)[1]
+        try:
+            groups(most, args.memory_tier.copies, args.memory_tier.beside)
+        except InvalidInput as error:
+            raise ValueError(f"--memory-tier parity: {error}") from error
+    if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
+        raise ValueError(
+            "--memory-every: with --memory-tier peer+optimizer it is 1, since other hosts need the gradients "
+            "of each step; with --memory-tier peer it may be more"
+        )
+    if args.broken_device != "restart" and args.mode != "transparent":
+        raise ValueError(
+            f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
+        )
+    _check_held(args)
+    if args.standby:
+        _check_standby(args)
+
+
+def _check_standby(args: argparse.Namespace) -> None:
+    """A host stands by for one that is lost, or with --broken-device move for one with broken devices."""
+    if not has_several_hosts(args):
+        raise ValueError("--standby: a job on one host has no other (--nnodes)")
+    if args.broken_device == "move" and args.coordination is not None:
+        raise ValueError(
+            "--standby: with --broken-device move not with --coordination, where hosts that stand by are not "
+            "known"
+        )
+    if args.broken_device == "move" and args.secret_file is None:
+        raise ValueError(
+            "--standby: with --broken-device move it needs --secret-file FILE, the same on all hosts: else "
+            "whoever reaches the rendezvous' store could have processes of his own made here"
+        )
+
+
+def _check_held(args: argparse.Namespace) -> None:
+    """Refuse to have all ranks wait behind a step where they can't."""
+    if not args.suspendable and args.snapshot_every is None:
+        if args.from_snapshot:
+            raise ValueError("--from-snapshot goes with --snapshot-every, or on several hosts --suspendable")
+        return
+    option, directory = "--suspendable", "by which `jitckpt suspend` finds the job"
+    if args.snapshot_every is not None:
+        option, directory = "--snapshot-every", "in which the snapshots are"
+        if args.broken_device != "restart":
+            raise ValueError("--snapshot-every: not yet with --broken-device")
+    if args.mode != "transparent":
+        raise ValueError(f"{option}: only --mode transparent can hold all ranks and free their devices")
+    if has_several_hosts(args) and args.broken_device != "restart":
+        raise ValueError(f"{option}: on several hosts not yet with --broken-device")
+    if args.checkpoint_dir is None:
+        raise ValueError(f"{option} needs --checkpoint-dir, {directory}")
+    if shutil.which("nsenter") is None:
+        raise ValueError(f"{option} needs nsenter, of the package util-linux")
+    if args.snapshot_every is None and has_several_hosts(args):
+        args.snapshot_every = math.inf  # the job is suspended by a snapshot, and there is no other
+    if args.from_snapshot and args.snapshot_every is None:
+        raise ValueError("--from-snapshot: the launcher of a suspended job on one host stays")
+
+
+def _check_script(args: argparse.Namespace) -> None:
+    script = args.training_script
+    if args.run_path or not (args.module or args.no_python):
+        if not Path(script).exists():
+            raise ValueError(f"there is no script {script}")
+    elif args.no_python:
+        if shutil.which(script) is None:
+            raise ValueError(f"there is no program {script}")
+    elif _is_missing_module(script):
+        raise ValueError(f"there is no module {script}")
+
+
+def _is_missing_module(name: str) -> bool:
+    """Return whether `python -m name` could not even find the package that the name begins with."""
+    sys.path.insert(0, os.getcwd())
+    try:
+        return importlib.util.find_spec(name.partition(".")[0]) is None
+    finally:
+        sys.path.pop(0)
+
+
+def check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
+    if config.nproc_per_node < 1:
+        raise ValueError(f"--nproc-per-node must be at least 1, not {config.nproc_per_node}")
+    for fault in args.fault:
+        ranks = config.nproc_per_node * config.max_nodes
+        if max(fault.rank, fault.peer or 0) >= ranks:
+            raise ValueError(f"--fault '{fault}': the ranks are 0 to {ranks - 1}")
