@@ -12,7 +12,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from types import FrameType, ModuleType
@@ -36,6 +35,7 @@ from torch.distributed.elastic.utils.store import _barrier_nonblocking
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health, object_copies
+from jitckpt.agent.checkpoint_directory import CheckpointDirectory, job_of
 from jitckpt.agent.memory_tier import MemoryTier, ToCutAnew
 from jitckpt.agent.migration import kept_snapshots, lost_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
@@ -48,22 +48,19 @@ from jitckpt.agent.settings import Settings
 from jitckpt.agent.supervisor import Supervisor
 from jitckpt.agent.taking_in import TakingIn
 from jitckpt.agent.worker_processes import WorkerProcesses, signal_exception
-from jitckpt.console import say, show_size
+from jitckpt.console import say
 from jitckpt.decisions import elastic, quorum
 from jitckpt.decisions.elastic import StartBegun
 from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
 from jitckpt.errors import (
-    CheckpointError,
     HostsError,
     HostsMissing,
     HostUnfit,
-    JitckptError,
     JobSuspended,
     NoProgress,
     NotNeeded,
-    SaveError,
 )
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, fetch, rendezvous
@@ -75,7 +72,7 @@ from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.store_server import address_for, store_at, torchs_store
 from jitckpt.hosts.stores import Apart, LastingRendezvous, StoreGone
-from jitckpt.saves import directory_lock, folders, starts
+from jitckpt.saves import directory_lock, starts
 from jitckpt.saves.starts import Start
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.system.disk_thread import waited_for
@@ -148,11 +145,12 @@ class Agent(LocalElasticAgent):
         self._config = config
         self._settings = settings
         self._log = log
+        self._directory = CheckpointDirectory(log, settings.checkpoint_dir, settings.objects, self._own_start)
         self._lasting: LastingRendezvous | CoordinatedRendezvous | None = None
         spec = self._worker_group.spec
         if isinstance(spec.rdzv_handler, CoordinatedRendezvous):
             self._lasting = spec.rdzv_handler
-            self._lasting.newest_step = self._newest_saved
+            self._lasting.newest_step = self._directory.newest_saved
             log.superseded = starts.is_superseded
         elif config.max_nodes > 1:
             self._lasting = LastingRendezvous(
@@ -277,14 +275,14 @@ class Agent(LocalElasticAgent):
 
     def _write_what_memory_has(self) -> None:
         """The job ends without success: what no file has yet is not to end with it."""
-        if self._memory is None or self._last is None or not self._directory():
+        directory = self._directory.path
+        if self._memory is None or self._last is None or directory is None:
             return
         step = self._last.kept_in_memory or self._kept_in_memory
-        if step > max(self._newest_saved(), self._in_files):
+        if step > max(self._directory.newest_saved(), self._in_files):
             own = {worker.global_rank for worker in self._worker_group.workers}
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
-            directory = Path(self._directory())
             if self._hosts is not None and self._memory.wanted.sharded:
                 found, nowhere = self._memory.collect(self._hosts, step, nowhere)
                 of_lost |= found
@@ -308,10 +306,6 @@ class Agent(LocalElasticAgent):
         )
         self._log.write("warning", text=text)
         say(f"{text}.")
-
-    def _newest_saved(self) -> int:
-        """Return the newest step of which this agent knows a save, 0 for none."""
-        return max((event["step"] for event in self._log.events if event["event"] == "saved"), default=0)
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
@@ -446,9 +440,10 @@ class Agent(LocalElasticAgent):
         """Meet the other hosts in torch's rendezvous; return whether none, nor its store, was lost there."""
         try:
             spec = worker_group.spec
-            if isinstance(self._lasting, CoordinatedRendezvous) and self._directory():
-                self._lasting.newest_start = self._newest_start_known()
-                self._lasting.had_place = kept_snapshots.place_in(Path(self._directory()))
+            directory = self._directory.path
+            if isinstance(self._lasting, CoordinatedRendezvous) and directory is not None:
+                self._lasting.newest_start = self._directory.newest_start_known()
+                self._lasting.had_place = kept_snapshots.place_in(directory)
             self._torchs_rendezvous(worker_group)
             if self._lasting is not None and self._lasting.has_waited:
                 self._lasting.has_waited = False
@@ -561,12 +556,11 @@ class Agent(LocalElasticAgent):
         worker_group.master_addr, worker_group.master_port = met[0].address, met[0].worker_store
         self._log.leading = index == 0
         self._count(met, spec)
-        self._note_start(directory, met)
+        self._directory.note_start(directory, met)
         if self._snapshots is not None:
             self._snapshots.agree([host.snapshots for host in met])
         if directory is not None:
-            self._give_job(directory, met)
-            self._fetch(self._hosts, directory)
+            self._directory.fetch(directory, connected)
         if self._memory is not None:
             self._in_files = max(self._in_files, self._memory.gather(connected, self._to_cut_anew(directory)))
 
@@ -574,19 +568,20 @@ class Agent(LocalElasticAgent):
         """Return where a state goes that other hosts than these had in memory; None where all always meet."""
         if self._settings.wait is None or directory is None:
             return None
-        return ToCutAnew(directory, _job_of(directory), max(self._newest_saved(), self._in_files))
+        return ToCutAnew(directory, job_of(directory), max(self._directory.newest_saved(), self._in_files))
 
     def _own_host(self, worker_group: Any, pasts: tuple[Past, ...], *, port: int, memory_port: int) -> Host:
         """Return what this host says of itself to the others."""
         assert self._lasting is not None
         spec, memory = worker_group.spec, self._settings.memory
+        is_coordinated = isinstance(self._lasting, CoordinatedRendezvous)
         return Host(
             address=spec.local_addr,
             port=port,
             ranks=tuple(worker.global_rank for worker in worker_group.workers),
             restarts=spec.max_restarts - self._remaining_restarts,
-            directory=self._directory(),
-            job=self._job(),
+            directory=self._directory.text,
+            job=self._directory.job(),
             worker_store=0 if self._worker_store is None else self._worker_store.port,
             reserve=self._lasting.reserve(),
             has_store=self._lasting.has_store,
@@ -598,7 +593,7 @@ class Agent(LocalElasticAgent):
             memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
             memory_address="" if memory is None else memory.address,
             memory_port=memory_port,
-            starts=self._starts_known(),
+            starts=self._directory.starts_known() if is_coordinated else (),
             free=self._free_restarts,
             name=self._settings.host_name,
             snapshots=() if self._snapshots is None else self._snapshots.named,
@@ -647,78 +642,17 @@ class Agent(LocalElasticAgent):
         else:
             say(f"the job goes on with all {most} hosts.")
 
-    def _starts_known(self) -> tuple[tuple[int, int], ...]:
-        """Return the starts in the checkpoint directory, each with the step that it has gone on from."""
-        directory = self._directory()
-        if not directory or not isinstance(self._lasting, CoordinatedRendezvous):
-            return ()
-        return tuple(sorted(starts.read(Path(directory)).went_on_from.items()))
-
-    def _newest_start_known(self) -> int:
-        """Return the newest start that the directory knows of, or where it is new the object store."""
-        newest = starts.read(Path(self._directory())).newest
-        if newest == 0 and self._settings.objects is not None:
-            newest = waited_for(partial(object_copies.newest_start, self._settings.objects))
-        return newest
-
     def _own_start(self) -> Start:
         """Return the start that this agent has a part in, as far as a coordination service numbers them."""
         if not isinstance(self._lasting, CoordinatedRendezvous) or self._lasting.start is None:
             return Start()
         return Start(self._lasting.start.number, self._lasting.fence)
 
-    def _note_start(self, directory: Path | None, met: Sequence[Host] = ()) -> None:
-        """Fence off those of earlier starts. Where the directory is not known yet, the ranks do it."""
-        start = self._own_start()
-        self._log.start = start.number
-        if directory is None or start.number == 0:
-            return
-        try:
-            starts.note_of_others(directory, (one for host in met for one in host.starts))
-            starts.note_begun(directory, start)
-        except (OSError, SaveError) as error:
-            raise HostsError(f"Start {start.number} can't begin: {error}") from error
-
-    def _directory(self) -> str:
-        """Return the checkpoint directory, as far as it is known."""
-        registered = (event["checkpoint_dir"] for event in self._log.events if event["event"] == "registered")
-        return str(self._settings.checkpoint_dir or next(registered, ""))
-
-    def _job(self) -> str:
-        """Return whose the checkpoint directory is; "" if nobody has used it, or it can't be read."""
-        directory = self._directory()
-        return _job_of(Path(directory)) if directory else ""
-
-    def _give_job(self, directory: Path, met: Sequence[Host]) -> None:
-        """Have the directory of a host that is new be this job's, also where it is the first rank's."""
-        job = next((host.job for host in met if host.job), "")
-        try:
-            if job:
-                folders.open_directory(directory, job)
-        except (CheckpointError, OSError) as error:
-            say(f"{directory} can't be used yet: {error}")  # the ranks say so, too, and end if it stays so
-
-    def _fetch(self, met: Hosts, directory: Path) -> None:
-        """Fetch the saves that this host's ranks need and only other hosts have."""
-        try:
-            fetched = waited_for(partial(fetch.fetch, met, directory, self._log.start))
-        except (JitckptError, OSError) as error:
-            # If a host is gone, that is noticed; ranks that would not go on from one step refuse to.
-            say(f"{met.name(met.index)} could not fetch from the others what it lacks: {error}")
-            return
-        if fetched is not None:
-            self._log.write("fetched", **asdict(fetched))
-            size = show_size(fetched.bytes)
-            say(
-                f"{met.name(met.index)} has fetched step {fetched.step} from the others, in {fetched.saves} "
-                f"save{'s' if fetched.saves > 1 else ''}: {size} in {fetched.seconds:.2f} s."
-            )
-
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._heed_signals()
         spec = worker_group.spec
         if self._hosts is None:
-            self._note_start(Path(self._directory()) if self._directory() else None)
+            self._directory.note_start(self._directory.path)
         self._log.restart = spec.max_restarts - self._remaining_restarts
         self._log.write(
             "restart" if self._log.restart else "job_started",
@@ -903,14 +837,6 @@ class Agent(LocalElasticAgent):
             is_first=self._last is None,
             together=together,
         )
-
-
-def _job_of(directory: Path) -> str:
-    """Return whose a checkpoint directory is; "" if nobody has used it, or it can't be read."""
-    try:
-        return folders.read_job(directory) or ""
-    except (CheckpointError, OSError):
-        return ""  # the ranks say what is wrong with it
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

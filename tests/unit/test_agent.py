@@ -319,12 +319,11 @@ def test_what_memory_has_goes_to_files_once_and_only_where_the_number_of_hosts_m
     agent: Any = SimpleNamespace(
         _settings=SimpleNamespace(wait=4.0),
         _in_files=7,
-        _newest_saved=lambda: 3,
         _memory=SimpleNamespace(write_saves=lambda of, ranks, step, *more: written.append(step)),
         _hosts=None,
         _last=SimpleNamespace(kept_in_memory=7, ranks_of_lost_hosts=(set(), set())),
         _worker_group=SimpleNamespace(workers=[]),
-        _directory=lambda: str(tmp_path),
+        _directory=SimpleNamespace(newest_saved=lambda: 3, path=tmp_path),
     )
     assert Agent._to_cut_anew(agent, tmp_path) == ToCutAnew(tmp_path, "job", 7)
     assert Agent._to_cut_anew(agent, None) is None
