@@ -128,12 +128,17 @@ class Asker:
     """
 
     def __init__(
-        self, descriptor: int, warn: Callable[[str], None], patience: float = ANSWER_SECONDS
+        self,
+        descriptor: int,
+        warn: Callable[[str], None],
+        patience: float = ANSWER_SECONDS,
+        hold: Callable[[float], None] = time.sleep,
     ) -> None:
+        """hold: has the training's thread wait for so many seconds where a save can hold it."""
         os.set_inheritable(descriptor, False)  # not for programs that the training starts
         self._socket = socket.socket(fileno=descriptor)
         self._socket.settimeout(patience)
-        self._warn, self._patience = warn, patience
+        self._warn, self._patience, self._hold = warn, patience, hold
         self._is_open, self._has_warned = True, False
         self._question = 0
 
@@ -151,9 +156,10 @@ class Asker:
         wanted = self._question.to_bytes(QUESTION_BYTES, "little")
         try:
             self._socket.send(wanted)
-            # An older answer is to what was not waited for; at the agent's end comes an empty one.
-            while self._socket.recv(QUESTION_BYTES) not in (wanted, b""):
-                pass
+            # An older answer is to what was not waited for.
+            while (answer := self._socket.recv(QUESTION_BYTES)) != wanted:
+                if not answer:
+                    raise ConnectionResetError
             self._socket.settimeout(self._patience)
         except TimeoutError:
             self._socket.settimeout(min(self._patience, ANSWER_SECONDS))
@@ -163,8 +169,11 @@ class Asker:
                     f"In {self._patience:g} s no other host confirmed its copy of what this rank alone knows "
                     f"of step {step}; the training goes on. If this host is lost now, that may be lost, too."
                 )
-        except OSError:  # the agent has ended, and soon will this rank
+        except OSError:
+            # The agent has ended, and soon will this rank. Until then it may not help another one to the end
+            # of a step of which what this one alone knows is on no other host.
             self._is_open = False
+            self._hold(self._patience)
 
 
 class Copies:

@@ -65,6 +65,7 @@ from jitckpt.worker.saving.outside_changes import OutsideChanges
 from jitckpt.worker.saving.periodic import PeriodicSaver
 from jitckpt.worker.saving.saver import Saver
 from jitckpt.worker.saving.snapshots import Snapshots
+from jitckpt.worker.saving.waiting import hold_in_device_calls
 from jitckpt.worker.script_variables import ScriptVariables
 from jitckpt.worker.self_check.checker import SelfChecker
 from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK, NO_SELF_CHECK
@@ -269,7 +270,12 @@ class Protection:
         """Return by whom another host is asked whether it has a copy, if one is to have it."""
         if self._given is None or self._given.copies is None:
             return None
-        return Asker(self._given.copies, self._reporter.warn, environment.COPY_PATIENCE.get())
+        return Asker(
+            self._given.copies,
+            self._reporter.warn,
+            environment.COPY_PATIENCE.get(),
+            partial(hold_in_device_calls, self._host.device),
+        )
 
     def _make_profiler(self) -> NetworkProfiler | None:
         """Return what learns when the network is idle, for copies in memory that go over it."""

@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from jitckpt.encoding.tree_codec import Json
@@ -26,8 +25,8 @@ from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.saver import as_it_is
 from jitckpt.worker.saving.snapshots import Snapshots
+from jitckpt.worker.saving.waiting import wait_in_device_calls
 
-LOOK_SECONDS = 0.01
 # So long the training waits for the file system: for the save before to be written, or a spoilt one to be
 # removed.
 PATIENCE_SECONDS = 30.0
@@ -133,23 +132,21 @@ class PeriodicSaver(BesideTraining):
 
     def wait(self) -> bool:
         # Not for ever: the file system may block.
-        until = time.monotonic() + PATIENCE_SECONDS
-        while self._writer is not None and self._writer.is_alive():
-            if self._is_given_up:
-                return False
-            if time.monotonic() > until:
+        until = time.monotonic() + (0.0 if self._is_given_up else PATIENCE_SECONDS)
+        if not wait_in_device_calls(self._host.device, self._is_written, until):
+            if not self._is_given_up:
                 self._is_given_up = True
                 self._warn(
                     f"The periodic save of step {self._newest} is not written after {PATIENCE_SECONDS:g} s "
                     f"more: the file system of {self._root} is too slow, or does not answer. The training "
                     "goes on without periodic saves until it is written."
                 )
-                return False
-            self._writer.join(LOOK_SECONDS)
-            # A device call, so that a save after a failure finds this thread held like any other.
-            torch.cuda.current_stream(self._host.device).query()
+            return False
         self._writer, self._is_given_up = None, False
         return True
+
+    def _is_written(self) -> bool:
+        return self._writer is None or not self._writer.is_alive()
 
     def _write(self, begun: Begun, document: dict[str, Json], tensors: dict[str, Tensor]) -> None:
         kind: layout.Kind = "rank" if self._settings.replica else "local"

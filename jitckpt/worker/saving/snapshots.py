@@ -48,8 +48,8 @@ from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
 from jitckpt.worker.saving.rhythm import Rhythm
 from jitckpt.worker.saving.saver import as_it_is
+from jitckpt.worker.saving.waiting import LOOK_SECONDS, wait_in_device_calls
 
-LOOK_SECONDS = 0.001
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
 PATIENCE_SECONDS = 5.0
 REASON = "memory"
@@ -232,13 +232,8 @@ class Snapshots(BesideTraining):
         """Have the training wait for the last snapshot, which the agent hears of; return whether it came."""
         host_memory.put_word(self._memory, AWAITED, 1)
         try:
-            while not self._is_settled():
-                # A device call, so that a save after a failure finds this thread held like any other.
-                torch.cuda.current_stream(self._host.device).query()
-                time.sleep(LOOK_SECONDS)
-                if self._off or time.monotonic() > until:
-                    return False
-            return True
+            wait_in_device_calls(self._host.device, lambda: self._off or self._is_settled(), until)
+            return self._is_settled() and not self._off
         finally:
             host_memory.put_word(self._memory, AWAITED, 0)
 
@@ -255,10 +250,7 @@ class Snapshots(BesideTraining):
 
     def finish(self) -> None:
         until = time.monotonic() + PATIENCE_SECONDS
-        while not self.wait() and not self._off and time.monotonic() < until:
-            # A device call, so that a save after a failure finds this thread held like any other.
-            torch.cuda.current_stream(self._host.device).query()
-            time.sleep(LOOK_SECONDS)
+        wait_in_device_calls(self._host.device, lambda: self.wait() or self._off, until)
 
     def optimizer_begins(self, step: int, scaler: object) -> None:
         """See what another host would need to make this step again, if one does that."""
