@@ -32,6 +32,7 @@ RANKS = (HOSTS, HOSTS - 1)
 # That something lasts. A host of which nothing comes is given up after 4 s, an agent that is silent on a host
 # which is not after 24 s.
 SHORT, MOST, MOST_OF_A_STOP = 1.0, 15.0, 45.0
+TOLD_BY = 3  # a step in which all ranks have told of their first one, from which strikes are counted
 RESTARTS = 6  # at most; what comes back may fail a start that has just begun
 # Said of a host that is seen no more. If it has come true, the end is another.
 MAYBE_LOST = "its own host may have it"
@@ -89,6 +90,8 @@ def choose_trial(
     delay = round(chance.uniform(0, steps * step_seconds / 2), 4)
     host = chance.randrange(ranks)
     step, phase = chance.randint(2, steps * 3 // 4), chance.choice(phases_of("kill"))
+    if kind in MEMBER_STRIKES:
+        step = max(step, TOLD_BY)
     fault = f"rank={chance.randrange(ranks)} step={step} phase={phase} kind=kill"
     if kind in HOST_STRIKES:
         return Trial(number, kind, (), (HOST_STRIKES[kind](chance, host, delay),))
