@@ -13,7 +13,7 @@ from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SCALARS, Built, NotPlain, Tensors, TooMuch
+from jitckpt.state.plain_values import SCALARS, Built, NotPlain, OfProcess, Tensors, TooMuch
 
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
@@ -54,6 +54,7 @@ class PlainAttributes:
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
+        self._said: set[Key] = set()  # that it has become what can't be kept
         self._built: dict[Key, Built] = {}  # as far as it is there still
         self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
@@ -227,8 +228,10 @@ class PlainAttributes:
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > self._most_bytes:
                     raise TooMuch
-        except NotPlain:
-            if known is not _NOT_PLAIN and key in self._marks:
+        except NotPlain as why:
+            is_news = known is not _NOT_PLAIN and key in self._marks and key not in self._said
+            if is_news and not isinstance(why, OfProcess):
+                self._said.add(key)
                 self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
             self._sizes.pop(key, None)

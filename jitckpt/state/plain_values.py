@@ -6,9 +6,14 @@ there. What is still the object that the script has built is put back into it, a
 another by now (at any depth) comes back as a new one, as others may know what lies in its place.
 """
 
+import concurrent.futures
 import enum
+import io
 import operator
+import socket
+import subprocess
 import sys
+import threading
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
@@ -39,6 +44,18 @@ SEQUENCES = frozenset({list, tuple, deque, set, frozenset})
 DICTS = frozenset({dict, OrderedDict, defaultdict, Counter})
 CHANGEABLE = (SEQUENCES - {tuple, frozenset}) | DICTS  # containers
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler, type)
+OF_PROCESS = (  # what is waited for, or written to: handles that a restart can't have again
+    *(torch.Stream, torch.Event, torch.cuda.Event, torch.futures.Future, concurrent.futures.Future),
+    *(
+        threading.Thread,
+        type(threading.Lock()),
+        type(threading.RLock()),
+        threading.Condition,
+        threading.Event,
+    ),
+    *(io.IOBase, socket.socket, subprocess.Popen),
+    *((torch.distributed.Work,) if torch.distributed.is_available() else ()),
+)
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
 # The one key of what stands for an object, for an enum's member, for a value that is not the object that the
 # script has built, for what is just that, and for a list of numbers.
@@ -57,6 +74,10 @@ Built = dict[Place, object]  # what the script has built, and is still there
 
 class NotPlain(Exception):
     """It is no plain value."""
+
+
+class OfProcess(NotPlain):
+    """There is something in it that can't outlive the process, and that no training's result depends on."""
 
 
 class TooMuch(Exception):
@@ -289,6 +310,8 @@ class Walk:
 
     def other(self, value: Any, place: Place) -> Any:
         """Return what stands for what is no number, text, tensor, array or container of such."""
+        if isinstance(value, OF_PROCESS):
+            raise OfProcess
         if self.depth == 0 or not is_own(value):
             raise NotPlain
         kind: Any = type(value)

@@ -2,6 +2,8 @@
 
 import enum
 import gc
+import io
+import threading
 import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
@@ -476,3 +478,27 @@ def test_the_order_of_a_dict_counts() -> None:
     queue: Any = model.queue
     queue["a"] = queue.pop("a")
     assert [*kept.changed()[""]["queue"]] == ["b", "a"]
+
+
+def test_what_is_waited_for_is_no_state_and_is_not_named() -> None:
+    """Such as events of the device in a queue of steps, each until it has come."""
+    steps = SimpleNamespace(pending=deque(), sums=[0.0])
+    kept = PlainAttributes({"steps": plain_attributes.Owner(steps, lambda *_: True)})
+    for number, handle in enumerate((torch.Event(), threading.Event(), io.StringIO())):
+        steps.pending.append((number, handle))
+        assert kept.changed() == {}
+        steps.pending.clear()
+        kept.changed()
+    assert kept.problems == []
+
+
+def test_what_can_not_be_kept_now_and_then_is_named_once() -> None:
+    steps = SimpleNamespace(pending=deque())
+    kept = PlainAttributes({"steps": plain_attributes.Owner(steps, lambda *_: True)})
+    for number in range(3):
+        steps.pending.append((number, object()))
+        kept.changed()
+        steps.pending.clear()
+        kept.changed()
+    (problem,) = kept.problems
+    assert "'pending' of steps, which has become a deque" in problem
