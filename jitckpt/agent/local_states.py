@@ -47,10 +47,11 @@ class LocalStates:
         if rank in self.workers and rank in self.registrations:
             self._at_death.write(rank, self.workers[rank].ring_fd, self.directory())
 
-    def all_have_ended(self, steps: set[int]) -> None:
-        """Begin to write all that there is of the steps that are saved.
+    def all_have_ended(self, steps: set[int], *, is_in_memory: bool) -> None:
+        """Begin to write all that there is of the steps that are saved, or that a missed host may save.
 
-        A host may be lost before it has written its own, and its disk at any later time.
+        A host may be lost before it has written its own, and its disk at any later time. is_in_memory: the
+        memory tier has a step whole, with all that the ranks alone knew.
         """
         own = {rank: worker.ring_fd for rank, worker in self.workers.items() if rank in self.registrations}
         copied = {
@@ -63,7 +64,7 @@ class LocalStates:
             copied=set(copied),
             directory=self.directory(),
             steps=steps,
-            is_host_missed=bool(self.lost_hosts),
+            is_host_missed=bool(self.lost_hosts) and not is_in_memory,
             write=self.write,
             done=self.wake,
             before=self._at_death.finish,

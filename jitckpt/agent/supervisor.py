@@ -884,7 +884,8 @@ class Supervisor(threading.Thread):
         if self._job.ending_since is None:  # all ranks have ended by themselves
             self._tell_what_is_saved()
         self._job = replace(self._job, local_state_begun_at=time.monotonic())
-        self._local_states.all_have_ended(whole_steps(self._job.ranks))
+        is_in_memory = self._job.in_memory is not None
+        self._local_states.all_have_ended(whole_steps(self._job.ranks), is_in_memory=is_in_memory)
 
 
 def _bound(call: Callable[[Worker], None], worker: Worker) -> Callable[[], None]:

@@ -229,7 +229,7 @@ def test_a_host_that_the_job_has_gone_on_without_tells_of_no_losses(
         worker = cast(Worker, SimpleNamespace(ring_fd=ring.fileno()))
         registration = cast(protocol.Registered, SimpleNamespace(checkpoint_dir=str(tmp_path)))
         states = LocalStates({0: worker}, {0: registration}, None, set(), bool, log, write, ended.set)
-        states.all_have_ended({7})
+        states.all_have_ended({7}, is_in_memory=False)
         assert ended.wait(60)
     assert states.are_written()
     states.close()
