@@ -37,6 +37,7 @@ from jitckpt.hosts.stores import Apart, StoreGone, too_many
 from jitckpt.wire.hosts import Host, Past
 
 LEAST_LEASE = 2.0  # seconds
+END_SECONDS = 60.0  # that the word of the job's end waits for a silent service
 KEPT = 3  # how often within its time a lease is kept alive
 LOOK_SECONDS = 1.0
 STANDS_BY = "this host stands by: it takes the place of one that is lost."
@@ -188,15 +189,27 @@ class CoordinatedRendezvous(RendezvousHandler):
         return 0  # who comes later stands by
 
     def shutdown(self) -> bool:
-        """The job has ended: tell those that stand by. Returns whether it could be told, by right."""
+        """The job has ended: tell those that stand by, who wait for it as long as the job seems to be there.
+
+        Returns whether it could be told, by right. A silent service is waited for, but not for ever.
+        """
         if self._start is None or self._closing.is_set():  # the job goes on without this agent
             return False
         number = self._start.number
         closed = self._write("closed", number) | self._write("over", number)
-        try:
-            return self._service.put_if(closed, {self._key("start"): self._fence}) is not None
-        except CoordinationError:
-            return False
+        deadline, is_said = time.monotonic() + END_SECONDS, False
+        while True:
+            try:
+                return self._service.put_if(closed, {self._key("start"): self._fence}) is not None
+            except CoordinationError as error:
+                if time.monotonic() > deadline:
+                    return False
+                if not is_said:
+                    is_said = True
+                    say(
+                        f"{error}. It is waited for at most {END_SECONDS:g} s, to say that the job has ended."
+                    )
+            time.sleep(LOOK_SECONDS)
 
     def next_rendezvous(self) -> RendezvousInfo:
         """Wait for the next start that this agent has a part in.

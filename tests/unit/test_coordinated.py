@@ -12,6 +12,7 @@ from etcd_cluster import Cluster, etcd
 from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from jitckpt.errors import HostsError, NotNeeded
+from jitckpt.hosts import coordinated
 from jitckpt.hosts.coordinated import STANDS_BY, CoordinatedRendezvous
 from jitckpt.hosts.coordination import CoordinationError, LeaseLost
 from jitckpt.hosts.etcd import Etcd
@@ -199,6 +200,38 @@ def test_who_stands_by_hears_that_the_job_has_ended(agents: Agents) -> None:
     agents.meet(*again)  # a later run of the same name is none of that one's
     assert again[0].start is not None
     assert again[0].start.number == 2
+
+
+class SilentForAWhile(Etcd):
+    """As while most members stand still: it can't be told, twice, that the job has ended."""
+
+    silent = 2
+
+    def put_if(
+        self, puts: Mapping[str, bytes | None], revisions: Mapping[str, int], lease: int = 0
+    ) -> int | None:
+        if any(key.endswith("/closed") for key in puts) and self.silent:
+            self.silent -= 1
+            raise CoordinationError("etcd at E gives no answer")
+        return super().put_if(puts, revisions, lease)
+
+
+def test_a_job_that_ends_while_the_service_is_silent_is_not_waited_for(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Those that stand by did so for as long as the job seemed to be there: for ever."""
+    monkeypatch.setattr(coordinated, "LOOK_SECONDS", 0.01)
+    a, b = agents.make(SilentForAWhile(agents.cluster.url, {}, 5)), agents.make()
+    agents.meet(a, b)
+    (waits,) = agents.begin(agents.make())
+    agents.until_there(3)
+    assert a.shutdown()
+    with pytest.raises(NotNeeded):
+        waits.result()
+    said = [line for line in capsys.readouterr().err.splitlines() if "E gives no answer" in line]
+    assert said == [
+        "jitckpt: etcd at E gives no answer. It is waited for at most 60 s, to say that the job has ended."
+    ]
 
 
 def test_a_spare_has_no_part_in_the_first_start(agents: Agents) -> None:
