@@ -830,7 +830,8 @@ class Protection:
 
     @_harmless
     def _settle_at_boundary(self, step: int) -> None:
-        changed = self._outside.minibatch_begun(step + 1, boundary=True)
+        is_checked = self._checker is not None and self._checker.is_pending(step)
+        changed = self._outside.minibatch_begun(step + 1, look=is_checked, boundary=True)
         self._history.settle(step)
         if changed and self._host.model is not None:
             self._history.hold(step, self._host.model.held())

@@ -3,6 +3,7 @@
 import copy
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -30,10 +31,14 @@ class Model(nn.Module):
         self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
         self.register_buffer("passes", torch.zeros(1), persistent=False)
         self.plants = plants
+        if plants in ("momentum", "moved"):  # the large one takes the longest to be copied
+            self.wide, self.slow = (nn.Parameter(torch.ones(n), requires_grad=False) for n in (1 << 21, 8))
 
     def forward(self, batch: Tensor) -> Tensor:
         if self.plants == "buffer":
             self.get_buffer("passes").add_(1)
+        if self.plants == "momentum":
+            self.slow.data = 0.9 * self.slow.data + 0.1 * self.norm.weight.data[:8]
         result: Tensor = self.last(self.norm(self.first(batch)))
         return result
 
@@ -73,7 +78,8 @@ def main() -> None:
     scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, rate(plants))
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, scheduler=scheduler)
     torch.manual_seed(dist.get_rank())
-    for step in range(job.restore(), STEPS):
+    steps = job.steps(STEPS) if plants == "moved" else range(job.restore(), STEPS)
+    for step in steps:
         if plants == "replaced" and step == 4:
             replace_last(module, optimizer)
         model(torch.randn(4, 8).cuda()).square().mean().backward()
@@ -81,6 +87,9 @@ def main() -> None:
             for parameter in module.parameters():
                 dist.all_reduce(parameter.grad)
         optimizer.step()
+        if plants == "moved" and step % 4 == 1:
+            time.sleep(0.5 * dist.get_rank())
+            module.slow.add_(1)
         scheduler.step()
         optimizer.zero_grad()
         if plants == "teacher":

@@ -22,7 +22,7 @@ def self_checks(launcher: Launcher) -> list[Event]:
     return [event for event in events if event["event"] == "self_check"]
 
 
-@pytest.mark.parametrize("plants", ["nothing", "attribute", "buffer", "replaced"])
+@pytest.mark.parametrize("plants", ["nothing", "attribute", "buffer", "replaced", "momentum", "moved"])
 def test_a_training_that_comes_back_is_not_spoken_of(plants: str, launcher: Launcher) -> None:
     result = launcher.run(*RUN, PLANTED, plants)
     assert result.status == 0, result.err
@@ -40,6 +40,7 @@ def test_a_training_that_comes_back_is_not_spoken_of(plants: str, launcher: Laun
         assert check["tensors"] >= 22
     assert "self-check" not in result.err + result.out
     assert "would not bring" not in result.err
+    assert "taken for replicas" not in result.err
 
 
 @pytest.mark.parametrize("plants", NAMED)

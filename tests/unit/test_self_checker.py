@@ -2,6 +2,7 @@
 
 import threading
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from jitckpt.state.host_state import HostState
 from jitckpt.wire import protocol
 from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker import arguments
+from jitckpt.worker.protection import Protection
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.self_check import checker
 from jitckpt.worker.self_check.comparison import (
@@ -170,3 +172,12 @@ def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest
     assert looked == [threading.current_thread()] * len(checker.CHECKED_STEPS)
     assert len(reported) == len(checker.CHECKED_STEPS)
     assert warned == []
+
+
+def test_what_is_being_checked_is_looked_at_once_more_as_the_minibatch_ends() -> None:
+    """Else replicas would copy it before and behind a change that belongs to the minibatch, and differ."""
+    protection = Mock(off=None, _interrupted=None)
+    for is_pending in (True, False):
+        protection._checker.is_pending.return_value = is_pending
+        Protection._settle_at_boundary(protection, 2)
+        assert protection._outside.minibatch_begun.call_args.kwargs["look"] == is_pending

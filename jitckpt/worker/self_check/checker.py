@@ -72,6 +72,7 @@ class _Begun:
     where: dict[str, Place]  # of the described tensors
     values: dict[Place, Tensor]  # of them, on the host; copies are there later
     save: dict[str, Tensor]  # what a save would hold
+    parameters: dict[str, Place]  # where they lay: the next forward pass may set their `data` anew
     local: dict[str, Json]
     shared: set[str]
     seconds: float  # of the training's thread
@@ -144,6 +145,10 @@ class SelfChecker:
     def is_done(self) -> bool:
         """Whether nothing is left to be done by the training's thread."""
         return self._left == 0 and self._begun is None
+
+    def is_pending(self, step: int) -> bool:
+        """Whether the state after `step` is being copied."""
+        return self._begun is not None and self._begun.step == step
 
     def has_named(self, optimizer: object) -> bool:
         """Whether it has said of this optimizer that it was not given."""
@@ -223,6 +228,7 @@ class SelfChecker:
         own = {name: parallel.local(tensor) for name, tensor in described.tensors.items()}
         where = {name: _place(tensor) for name, tensor in own.items()}
         values = {_place(tensor): tensor.clone() for tensor in own.values() if _is_small(tensor)}
+        parameters = self._host.parameters()
         buffers: dict[str, Tensor] = {}
         others: dict[str, Tensor] = {}
         copied: set[Place] = set()
@@ -240,7 +246,8 @@ class SelfChecker:
             held=held,
             where=where,
             values=values | {where[name]: copy for name, copy in copies.items()},
-            save=save,
+            save=save | parameters,
+            parameters={name: _place(tensor) for name, tensor in parameters.items()},
             local={
                 "final": True,
                 "trees": {name: part.tree for name, part in local.items()},
@@ -258,7 +265,6 @@ class SelfChecker:
             while not self._copies.are_there(begun.copies):
                 if self._stopping.wait(LOOK_SECONDS):
                     return
-            begun.save |= self._host.parameters()
             held = self._with_values(begun)
             if self._stopping.is_set():
                 return
@@ -453,7 +459,8 @@ def _as_saved(begun: _Begun) -> dict[str, Tensor]:
     """Return what a save would hold, on the host; what was not copied has no values."""
     found = {}
     for name, tensor in begun.save.items():
-        value = tensor if tensor.device.type == "cpu" else begun.values.get(_place(tensor))
+        place = begun.parameters.get(name) or _place(tensor)
+        value = tensor if tensor.device.type == "cpu" else begun.values.get(place)
         found[name] = tensor.to("meta") if value is None else value
     return found
 
