@@ -56,8 +56,9 @@ class ChangedAttributes:
         self._unsavable: set[str] = set()
         self._dropped: set[str] = set()
         self.problems: list[str] = []  # sentences that name what changes and can't be saved
-        # torch's own optimizers keep nothing in attributes.
-        self.looks = not type(owner).__module__.startswith("torch.") and hasattr(owner, "__dict__")
+        self.looks = hasattr(owner, "__dict__")
+        # torch's own optimizers keep nothing there; what the script has put there has a plain name.
+        self._is_torchs = type(owner).__module__.startswith("torch.")
         known = self._known()
         for name, value in self._attributes():
             walk = _Marks(known)
@@ -99,7 +100,8 @@ class ChangedAttributes:
     def _attributes(self) -> Iterator[tuple[str, Any]]:
         for name, value in [*vars(self._owner).items()] if self.looks else ():
             hook = name.startswith("_") and "hook" in name
-            if not (hook or name in OF_TORCH or name in self._dropped or name.startswith("_jitckpt")):
+            others = ("_" if self._is_torchs else "_jitckpt",)
+            if not (hook or name in OF_TORCH or name in self._dropped or name.startswith(others)):
                 yield name, value
 
     def _known(self) -> set[int]:

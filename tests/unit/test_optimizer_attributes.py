@@ -237,3 +237,14 @@ def test_what_has_no_place_is_named() -> None:
 def test_one_that_becomes_true_has_changed() -> None:
     first, second = carried(lambda: 1, lambda wrapper: setattr(wrapper, "kept", True))
     assert second.wrapper.kept is first.wrapper.kept is True
+
+
+def test_what_the_script_gives_torchs_own_optimizer_comes_back() -> None:
+    first, second = Start(), Start()
+    for start in (first, second):
+        start.optimizer.warmed = 0  # type: ignore[attr-defined]
+        start.host = host_of(start.model, start.optimizer, start.wrapper)
+    first.optimizer.warmed = 3  # type: ignore[attr-defined]
+    put(second.host, first.saved())
+    assert second.optimizer.warmed == 3  # type: ignore[attr-defined]
+    assert second.problems() == []
