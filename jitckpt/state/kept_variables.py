@@ -56,8 +56,8 @@ def where(place: str) -> VariablePlace:
 
 
 def place_inside(place: str, name: str) -> str:
-    """Return the place of the attributes of the object that a place has in this variable."""
-    return f"{place}:{name}"
+    """Return the place of what the object holds that a place has in this variable."""
+    return f"{place}.{name}" if where(place).object else f"{place}:{name}"
 
 
 class KeptVariables:

@@ -24,10 +24,11 @@ METRICS = "torchmetrics"  # its modules' sums are attributes
 
 def owners_of(model: nn.Module) -> dict[str, Owner]:
     """Return the modules whose attributes are looked at, by their names."""
-    return {name: Owner(module, _may_keep(module)) for name, module in model.named_modules()}
+    return {name: Owner(module, may_keep(module)) for name, module in model.named_modules()}
 
 
-def _may_keep(module: nn.Module) -> Any:
+def may_keep(module: nn.Module) -> Any:
+    """Return what tells of an attribute, by its name and value, whether it is looked at."""
     # FSDP2 gives a module a class of its own, with that of before as its base.
     kinds = [one for one in type(module).__mro__ if not one.__module__.startswith("torch.distributed.")]
     kind: Any = kinds[0]

@@ -34,6 +34,14 @@ def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], fro
 
 
 @cache
+def made_anew(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
+    """Return what the loop around instructions writes, and does not read before that."""
+    instructions = [*dis.get_instructions(code)]
+    stores, _ = _places(instructions, *_loop_around(instructions, at))
+    return frozenset(stores.keys() - read_first(code, at)[0])
+
+
+@cache
 def loops_around(code: CodeType, at: tuple[int, ...]) -> int:
     """Return how many loops there are around these places."""
     return len(_spans_around([*dis.get_instructions(code)], at))

@@ -24,6 +24,22 @@ def variables_of(frame: FrameType) -> dict[str, object]:
     return scope
 
 
+def names_of(frame: FrameType) -> set[str]:
+    """Return the names of a frame's own variables, and of those that it shares with functions around it."""
+    code = frame.f_code
+    return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
+
+
+def place_of(frame: FrameType, name: str = "") -> str:
+    """Return the place (state/kept_variables.py) in which a frame's variable of this name lies.
+
+    Without a name that of the frame's own variables.
+    """
+    module = f"{frame.f_globals.get('__name__', '')}:"
+    is_module = not frame.f_code.co_flags & inspect.CO_OPTIMIZED or (name and name not in names_of(frame))
+    return module if is_module else f"{module}{frame.f_code.co_qualname}"
+
+
 def is_scripts(frame: FrameType) -> bool:
     """Whether its code is the user's own, and no library's."""
     ours = is_ours(frame.f_globals.get("__name__", ""))

@@ -18,9 +18,10 @@ from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
+from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
 from types import CodeType, FrameType, FunctionType, GeneratorType, MethodType, SimpleNamespace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import torch
@@ -31,6 +32,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
 from jitckpt.data.kept_generator import GENERATORS
+from jitckpt.state import module_attributes
+from jitckpt.state.kept_variables import place_inside
 from jitckpt.state.plain_values import slots_of
 from jitckpt.system import installed
 from jitckpt.system.installed import is_scripts_class
@@ -38,13 +41,15 @@ from jitckpt.worker import advice
 from jitckpt.worker.carried_names import (
     counted_beside,
     loops_around,
+    made_anew,
     overwritten,
     read_first,
     set_now_and_then,
     target_of,
 )
-from jitckpt.worker.frames import frames_that_ask, is_ours, scripts_frames, variables_of
+from jitckpt.worker.frames import frames_that_ask, is_ours, place_of, scripts_frames, variables_of
 from jitckpt.worker.held_variables import HeldVariables, marks_before
+from jitckpt.worker.holders import defaults_of, path_to
 from jitckpt.worker.variable_keeper import VariableKeeper
 
 LOOKS = 3  # after the first steps: a loop does in each iteration what it does in these
@@ -53,6 +58,7 @@ MOST_BYTES = 1 << 26  # of an array, which takes some milliseconds
 DEPTH = 3  # to which objects of the script's own classes are looked into
 SHOWN = 8  # names
 MOST_LOOPS = 8  # before the first optimizer step
+MOST_PARTS = 16  # of a module that was not given, such as one that computes losses
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 10.0  # a clock was read no longer than this before the first look, or since
 OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler)
@@ -62,6 +68,7 @@ ITERATORS: tuple[Any, ...] = (
     type(iter(())),
     type(iter(range(0))),
     itertools.count,
+    itertools.cycle,
 )
 CONTAINERS = (list, tuple, dict, deque, set)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor, enum.Enum)
@@ -162,6 +169,7 @@ class ScriptVariables:
         self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
         self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
         self._asked: set[tuple[CodeType, int]] = set()  # where it was asked for a minibatch
+        self._askers: set[CodeType] = set()  # of generators that draw from loops of the job
         self.script_restores = False  # it has called restore() itself, and can count from there
 
     def look(self, frame: FrameType) -> None:
@@ -170,6 +178,7 @@ class ScriptVariables:
         if (seen := self._seen.get(place)) is None:
             if len(self._seen) == MOST_LOOPS:
                 return
+            self._askers.add(frame.f_code)
             seen = self._seen[place] = _Seen(in_each=self._of_epochs)
         if seen.is_due(self._of_round()) and (frames := frames_that_ask(frame)):
             self._try(seen, frames[-1], (frames[-1].f_lasti,), frames[:-1])
@@ -181,6 +190,7 @@ class ScriptVariables:
         if (asks := (frame.f_code, frame.f_lasti)) in self._asked:
             return
         self._asked.add(asks)
+        self._askers.add(frame.f_code)
         for one in frames_that_ask(frame)[-1:]:
             place = one.f_code, one.f_lasti
             if place not in self._first and len(self._first) < MOST_LOOPS:
@@ -291,33 +301,66 @@ class ScriptVariables:
             read, carried = (names | set_now_and_then(frame.f_code, at) for names in (read, carried))
         tells_nothing = len(at) > 1
         scope = variables_of(frame)
-        marks: dict[str, object] = {}
-        outside: set[str] = set()  # names of this module's variables that functions read
-        called = [(name, scope[name]) for name in read if name in scope]
         used = {id(one): one for one in (*self._given, *scope.values())}.values()
-        by_torch = [found for one in used for found in _called_by_torch(one)]
-        for functions in (called, by_torch):
-            for variables, written, places in _of_functions(functions):
-                found = self._marks_of(
-                    variables,
-                    variables.keys(),
-                    written,
-                    known,
-                    tells_nothing=tells_nothing,
-                    notes=functions is by_torch,
-                )
-                outside |= {name for name in found if _is_in(places, name, variables, frame)}
-                marks |= found
-        marks |= _in_modules([one for one in used if isinstance(one, nn.Module)], kept)
+        reached = _reached_from(frame, read, used)
+        attributes = _carried_in(frame.f_code).union(*(one.carried for one, _ in reached))
+        marks, places = self._marks_of_reached(reached, frame, known, tells_nothing, attributes)
+        modules = _not_given(scope, read, self._given, frame)
+        of_modules, places_in_modules = _in_other_modules(modules, kept)
+        marks |= of_modules
+        places |= places_in_modules
+        ours = {id(part) for _, _, module in modules for part in module.modules()}
+        models = [one for one in used if isinstance(one, nn.Module) and id(one) not in ours]
+        marks |= _in_modules(models, kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
         marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
-        own = self._marks_of(scope, read, carried, known, tells_nothing=tells_nothing, code=frame.f_code)
+        anew = {name for name in made_anew(frame.f_code, at) if isinstance(scope.get(name), GENERATORS)}
+        own = self._marks_of(
+            {name: one for name, one in scope.items() if name not in anew},
+            read,
+            carried,
+            known,
+            tells_nothing=tells_nothing,
+            code=frame.f_code,
+            attributes=attributes,
+        )
+        places |= _of_classes(own.keys() - scope.keys(), scope)
         if not tells_nothing and (keeper := self._keeper()) is not None:
-            # What may come back in another way, by restore() or `extra`, is not named; kept it can be.
+            # What may come back in another way, by restore() or `extra`, is not named; kept it can be. So can
+            # what is set in some iterations alone.
             numbers = [name for name in carried if self._is_number(scope.get(name))]
-            keeper.follow(frame, [*own, *outside, *numbers])
+            keeper.note({name: place for name, place in places.items() if place and name not in own})
+            keeper.follow(frame, [*own, *places, *numbers, *self._numbers_in(scope, read, known)])
         return marks | own
+
+    def _marks_of_reached(
+        self,
+        reached: Iterable[tuple["_Reached", bool]],
+        frame: FrameType,
+        known: tuple[set[str], set[object]],
+        tells_nothing: bool,
+        attributes: frozenset[str],
+    ) -> tuple[dict[str, object], dict[str, tuple[str, str] | None]]:
+        """Return marks of what functions read, and where it lies; None: with this frame."""
+        marks: dict[str, object] = {}
+        places: dict[str, tuple[str, str] | None] = {}
+        for variables, notes in reached:
+            found = self._marks_of(
+                variables.values,
+                variables.values.keys(),
+                variables.written,
+                known,
+                tells_nothing=tells_nothing,
+                attributes=attributes,
+                notes=notes,
+            )
+            for name, mark in found.items():
+                called, place = variables.name(name, frame)
+                marks[called] = mark
+                if place is not None or variables.is_of(frame, name):
+                    places[called] = place
+        return marks, places
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
         """Return marks of what a generator of the script's has: a restart begins it anew."""
@@ -325,7 +368,12 @@ class ScriptVariables:
         local = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}
         scope = {name: value for name, value in variables_of(frame).items() if name in local}
         marks = self._marks_of(
-            scope, *read_first(frame.f_code, at), self._known(), tells_nothing=False, code=frame.f_code
+            scope,
+            *read_first(frame.f_code, at),
+            self._known(),
+            tells_nothing=False,
+            code=frame.f_code,
+            attributes=_carried_in(frame.f_code),
         )
         return {f"{frame.f_code.co_name}.{name}": mark for name, mark in marks.items()}
 
@@ -343,16 +391,16 @@ class ScriptVariables:
         known: tuple[set[str], set[object]],
         *,
         tells_nothing: bool,
+        attributes: frozenset[str],
         code: CodeType | None = None,
         notes: bool = False,
     ) -> dict[str, object]:
         """Return marks of these variables. read, carried: names of those that are read, and set as well.
 
         known: names of variables and ids of objects that others look after. code: the loop's, of its own.
-        tells_nothing: the loop, of its minibatches. notes: as in `_inside`.
+        tells_nothing: the loop, of its minibatches. attributes, notes: as in `_inside`.
         """
         kept_names, kept = known
-        attributes = frozenset() if code is None else _carried_in(code)
         marks: dict[str, object] = {}
         for name, value in scope.items():
             is_kept = id(value) in kept and not isinstance(value, CONSTANTS)  # of which many have one
@@ -366,7 +414,7 @@ class ScriptVariables:
                 if not self._is_counted(value, code, tells_nothing):
                     marks[name] = _rebound(value)
             elif name in read and isinstance(value, ITERATORS):
-                if tells_nothing:  # else it may be what draws from the loop
+                if not self._draws(value):
                     marks[name] = _advanced(value)
             elif name in read and not isinstance(value, OTHERS_AFFAIR):
                 for kind in type(value).__mro__:
@@ -374,6 +422,32 @@ class ScriptVariables:
                         marks |= _inside(kind.__name__, kind, kept, attributes)
                 marks |= _inside(name, value, kept, attributes, notes=notes)
         return marks
+
+    def _draws(self, iterator: Any) -> bool:
+        """Whether an iterator is, or may be, what draws from a loop of the job."""
+        if not isinstance(iterator, GeneratorType):
+            return False
+        is_librarys = iterator.gi_code.co_filename.startswith(_LIBRARIES)
+        return is_librarys or iterator.gi_running or iterator.gi_code in self._askers
+
+    def _numbers_in(
+        self,
+        scope: Mapping[str, object],
+        read: Collection[str],
+        known: tuple[set[str], set[object]],
+    ) -> list[str]:
+        """Return the attributes of the script's objects among these variables that are numbers or texts."""
+        kept_names, kept = known
+        return [
+            f"{name}.{key}"
+            for name in read
+            if name in scope
+            and name not in kept_names
+            and is_own(scope[name])
+            and id(scope[name]) not in kept
+            for key, part in attributes_of(scope[name]).items()
+            if (self._is_number(part) or type(part) in (bool, str)) and (id(scope[name]), key) not in kept
+        ]
 
     def _is_number(self, value: object) -> bool:
         return type(value) is int or (type(value) is float and not self._is_counted(value, None, False))
@@ -433,51 +507,175 @@ def _called_by_torch(one: object) -> Iterator[tuple[str, object]]:
                 yield type(hook).__qualname__, hook
 
 
-def _is_in(
-    places: Mapping[str, object] | None, name: str, variables: Mapping[str, object], frame: FrameType
-) -> bool:
-    """Whether a function's variable is this frame's, or its module's. places: the function's module's."""
-    root, code = name.partition(".")[0], frame.f_code
-    if root in code.co_cellvars:
-        return variables.get(root) is variables_of(frame).get(root)
-    is_local = root in code.co_varnames or root in code.co_freevars
-    return places is frame.f_globals and root in variables and not is_local
+class _Way(NamedTuple):
+    """A name that leads to what is called.
 
-
-def _of_functions(
-    called: Iterable[tuple[str, object]],
-) -> Iterator[tuple[dict[str, object], set[str], Mapping[str, object] | None]]:
-    """Yield, of each of the script's functions among these, the variables outside of it that it reads.
-
-    And the names of those that it sets, and the variables of its module. Functions that it calls itself are
-    gone through as well; of a method its object is such a variable.
+    place: where it lies; "": in no variable. holder: as in _Reached.
     """
-    waiting = [(name, one, DEPTH) for name, one in called]
+
+    name: str
+    value: object
+    place: str = ""
+    holder: str = ""
+    depth: int = DEPTH
+    kind: type | None = None  # of a method, whose others it may call
+
+    @property
+    def called(self) -> str:
+        return f"{self.holder}.{self.name}" if self.holder else self.name
+
+    @property
+    def inside(self) -> str:
+        """The place of what the value holds."""
+        return self.place and place_inside(self.place, self.name)
+
+
+class _Reached(NamedTuple):
+    """Variables outside of one of the script's functions that it reads, and the names that it sets of them.
+
+    place: where they lie; "": where a restart does not find them. holder: what has them; "": a module.
+    """
+
+    values: dict[str, object]
+    written: set[str]
+    place: str
+    holder: str
+    carried: frozenset[str] = frozenset()  # attributes of anything that the function reads, and sets then
+
+    def is_of(self, frame: FrameType, name: str) -> bool:
+        """Whether a variable is this frame's, or its module's."""
+        root, code = name.partition(".")[0], frame.f_code
+        if self.place == place_of(frame):
+            return root in self.values
+        if self.holder or not self.place:
+            return root in code.co_cellvars and self.values.get(root) is variables_of(frame).get(root)
+        is_local = root in (*code.co_varnames, *code.co_freevars, *code.co_cellvars)
+        return self.place == _module_of(frame) and root in self.values and not is_local
+
+    def name(self, name: str, frame: FrameType) -> tuple[str, tuple[str, str] | None]:
+        """Return how to call what `_marks_of` calls so, and its place if that is not this frame's."""
+        if self.is_of(frame, name):
+            return name, None
+        root, _, attribute = name.partition(".")
+        if root not in self.values:
+            return name, _of_classes([name], self.values).get(name)
+        if not self.place:
+            return name, None
+        called = self.holder or self.place.partition(":")[0].rpartition(".")[2]
+        inside = (place_inside(self.place, root), attribute) if attribute else (self.place, root)
+        return (name if self.place == _module_of(frame) else f"{called}.{name}"), inside
+
+
+def _reached_from(
+    frame: FrameType, read: Iterable[str], used: Iterable[object]
+) -> list[tuple[_Reached, bool]]:
+    """Return what the functions read that a loop calls, and those that torch calls for objects in use.
+
+    read: the names that the loop reads. With each whether torch calls it.
+    """
+    scope = variables_of(frame)
+    called = [_Way(name, scope[name], place_of(frame, name)) for name in read if name in scope]
+    by_torch = [_Way(name, one) for part in used for name, one in _called_by_torch(part)]
+    ways = (called, False), (by_torch, True)
+    return [(one, notes) for of, notes in ways for one in _of_functions(of, frame.f_code)]
+
+
+def _module_of(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}:"
+
+
+def _of_functions(ways: Iterable[_Way], code: CodeType) -> Iterator[_Reached]:
+    """Yield what the script's functions to which these ways lead read, and those that they call themselves.
+
+    code: that calls them.
+    """
+    waiting = [*ways]
+    loaded = _attributes_in(code)
     known: set[int] = set()
     while waiting:
-        name, one, depth = waiting.pop()
+        way = waiting.pop()
+        one, kind = way.value, way.kind
         function = one
         if isinstance(one, MethodType):
-            function = one.__func__
-            yield {name: one.__self__}, set(), None
+            yield _Reached({way.name: one.__self__}, set(), way.place, way.holder)
+            function, kind = one.__func__, type(one.__self__)
         elif is_own(one):
-            yield {name: one}, set(), None
-            function = getattr(one.__call__, "__func__", None) if callable(one) else None
+            yield _Reached({way.name: one}, set(), way.place, way.holder)
+            waiting += _methods(type(one), {"__call__", *loaded}, way.depth)
+            waiting += [
+                _Way(name, part, way.inside, way.called, way.depth)
+                for name, part in attributes_of(one).items()
+                if isinstance(part, FunctionType | partial)
+            ]
+            continue
         elif isinstance(one, partial):
-            waiting += [(name, part, depth) for part in (one.func, *one.args, *one.keywords.values())]
-        if not depth or id(function) in known or not isinstance(function, FunctionType):
+            parts = {str(number): part for number, part in enumerate(one.args)} | one.keywords
+            yield _Reached(parts, set(), way.inside, way.called)
+            inside = way._replace(place=way.inside, holder=way.called)
+            parts["func"] = one.func
+            waiting += [inside._replace(name=key, value=part) for key, part in parts.items()]
+        if not way.depth or id(function) in known or not isinstance(function, FunctionType):
             continue
         known.add(id(function))
         code = function.__code__
         if code.co_filename.startswith((*_LIBRARIES, "<frozen")) or is_ours(function.__module__):
             continue
-        loaded, written = _outside(code)
-        variables = {name: function.__globals__[name] for name in loaded if name in function.__globals__}
-        for name, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
-            with suppress(ValueError):  # nothing is there yet
-                variables[name] = cell.cell_contents
-        yield variables, written, function.__globals__
-        waiting += [(name, value, depth - 1) for name, value in variables.items()]
+        variables, held = _variables_of(function, way)
+        yield from (variables, held)
+        waiting += [
+            _Way(name, part, of.place, of.holder, way.depth - 1)
+            for of in (variables, held)
+            for name, part in of.values.items()
+        ]
+        if kind is not None:
+            waiting += _methods(kind, _attributes_in(code), way.depth - 1)
+
+
+def _variables_of(function: FunctionType, way: _Way) -> tuple[_Reached, _Reached]:
+    """Return what a function reads of its module, and what it holds itself."""
+    names, written = _outside(function.__code__)
+    outer = {name: function.__globals__[name] for name in names if name in function.__globals__}
+    module = f"{function.__globals__.get('__name__', '')}:"
+    held = {name: part for name, part in defaults_of(function).items() if not isinstance(part, CONSTANTS)}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
+        with suppress(ValueError):  # nothing is there yet
+            held[name] = cell.cell_contents
+    place, holder = way.inside, way.called
+    if (path := path_to(function)) is not None:
+        place, holder = place_inside(f"{path[0]}:", path[1]), path[1]
+    carried = _carried_in(function.__code__)
+    return _Reached(outer, written, module, "", carried), _Reached(held, written, place, holder)
+
+
+def _methods(kind: type, names: Collection[str], depth: int) -> list[_Way]:
+    """Return the methods of a class of the script's that are called so."""
+    return [
+        _Way(name, one, depth=depth, kind=kind)
+        for base in kind.__mro__
+        if is_scripts_class(base)
+        for name, one in vars(base).items()
+        if name in names and isinstance(one, FunctionType)
+    ]
+
+
+def _of_classes(names: Iterable[str], scope: Mapping[str, object]) -> dict[str, tuple[str, str]]:
+    """Return the places of what classes of these variables' values hold, by the names of `_marks_of`."""
+    kinds = {base.__name__: base for value in scope.values() for base in type(value).__mro__ if names}
+    found: dict[str, tuple[str, str]] = {}
+    for name in names:
+        root, _, attribute = name.partition(".")
+        if root not in scope and (path := path_to(kinds.get(root))) is not None:
+            found[name] = place_inside(f"{path[0]}:", path[1]), attribute
+    return found
+
+
+@cache
+def _attributes_in(code: CodeType) -> frozenset[str]:
+    """Return the attributes that some code reads."""
+    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    return frozenset(found).union(
+        *(_attributes_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    )
 
 
 @cache
@@ -516,6 +714,57 @@ def _in_modules(models: Iterable[nn.Module], kept: set[object]) -> dict[str, obj
         for name, mark in _inside(kind.__qualname__, module, kept, notes=True).items():
             marks.setdefault(name, []).append(mark)
     return {**marks}
+
+
+def _not_given(
+    scope: Mapping[str, object], read: Collection[str], given: Iterable[object], frame: FrameType
+) -> list[tuple[str, str, nn.Module]]:
+    """Return the modules that are no part of the models given, with names and the places of what they hold.
+
+    Those in variables, and in attributes of objects of the script's.
+    """
+    known = {id(part) for one in given if isinstance(one, nn.Module) for part in one.modules()}
+    ways = [(name, place_inside(place_of(frame, name), name), scope[name]) for name in read if name in scope]
+    for name, place, value in [*ways]:
+        if is_own(value):
+            inside = attributes_of(value).items()
+            ways += [(f"{name}.{key}", f"{place}.{key}", part) for key, part in inside]
+    found = []
+    for name, place, value in ways:
+        if isinstance(value, nn.Module) and id(value) not in known:
+            known.add(id(value))
+            parts = [*islice(value.named_modules(), MOST_PARTS)]
+            found += [
+                (f"{name}.{path}".rstrip("."), f"{place}.{path}".rstrip("."), part)
+                for path, part in parts
+                if part is value or id(part) not in known
+            ]
+    return found
+
+
+def _in_other_modules(
+    modules: Iterable[tuple[str, str, nn.Module]], kept: set[object]
+) -> tuple[dict[str, object], dict[str, tuple[str, str]]]:
+    """Return marks of what these modules keep in attributes, and the places of that."""
+    marks: dict[str, object] = {}
+    places: dict[str, tuple[str, str]] = {}
+    for name, place, module in modules:
+        may_keep = module_attributes.may_keep(module)
+        kind: Any = type(module)
+        is_scripts, carried = is_scripts_class(kind), _carried_by(kind)
+        found = _inside(name, module, kept, notes=True) if is_scripts else {}
+        for key, value in vars(module).items():
+            called = f"{name}.{key}"
+            if key == module_attributes.MODE or not may_keep(key, value):
+                continue
+            if type(value) in NUMBERS:
+                places[called] = place, key
+                if not is_scripts or _lasts_in(module, key in carried, value):
+                    marks[called] = _rebound(value)
+            elif called in found:
+                places[called] = place, key
+        marks |= found
+    return marks, places
 
 
 def _in_loaders(
@@ -566,7 +815,9 @@ class _InPlace:
 
 
 def _advanced(iterator: Any) -> object:
-    """Return what is another once an iterator has given its next value."""
+    """Return what is another once an iterator has given its next value; a cycle does not tell."""
+    if isinstance(iterator, itertools.cycle):
+        return object()
     if isinstance(iterator, GeneratorType):
         frame = iterator.gi_frame
         return frame and (frame.f_lasti, {name: _rebound(value) for name, value in frame.f_locals.items()})

@@ -2,7 +2,7 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
@@ -10,7 +10,8 @@ from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.state import plain_values
 from jitckpt.state.kept_variables import KeptVariables, place_inside, where
 from jitckpt.worker.carried_names import set_behind
-from jitckpt.worker.frames import frames_that_ask, is_scripts
+from jitckpt.worker.frames import frames_that_ask, is_scripts, names_of, place_of
+from jitckpt.worker.holders import held_by, reach, variables_of_module
 
 KEPT = (
     "The loop changes variables of the script: {names}. They are kept, and after a failure they are as the "
@@ -45,6 +46,11 @@ class VariableKeeper:
         self._round: object = None
         self._is_off = False
         self._said: set[str] = set()
+        self._elsewhere: dict[str, tuple[str, str]] = {}
+
+    def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
+        """Learn what names lead to which no frame has: the place of each, and its name there."""
+        self._elsewhere |= elsewhere
 
     def follow(self, frame: FrameType, names: Iterable[str], *, have_changed: bool = False) -> None:
         """Keep what these names of the frame's code lead to: variables, and attributes of their objects."""
@@ -53,12 +59,12 @@ class VariableKeeper:
             return
         with self._kept.looking(self._scopes(_frames(frame))):
             for name in names:
-                if (variable := _find(frame, name)) is not None:
+                if (variable := self._find(frame, name)) is not None:
                     follow(*variable)
 
     def keeps(self, frame: FrameType, name: str) -> bool:
         """Return whether what this name leads to is kept, with all that is in it."""
-        variable = None if self._is_off else _find(frame, name)
+        variable = None if self._is_off else self._find(frame, name)
         if variable is None or not plain_values.is_whole(variable.value):
             return False
         with self._kept.looking(self._scopes(_frames(frame))):
@@ -99,7 +105,7 @@ class VariableKeeper:
             scopes = self._scopes(frames)
             functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
             with self._kept.looking(scopes):
-                new = self._kept.put(scopes, {place: _names_of(one) for place, one in functions.items()})
+                new = self._kept.put(scopes, {place: names_of(one) for place, one in functions.items()})
             for place, values in new.items():
                 if place in functions:
                     set_variables(functions[place], values)
@@ -116,10 +122,25 @@ class VariableKeeper:
         """Return the variables of places that are there, and the attributes of objects that they have."""
         scopes = {place: _scope(of[0], place) for place, of in frames.items()}
         for place in self._kept.places():
-            outer, root = where(place).outer, where(place).object
-            if root and (attributes := _attributes(scopes.get(outer, {}).get(root))) is not None:
-                scopes[place] = attributes
+            if (found := _variables_at(place, scopes)) is not None:
+                scopes[place] = found
         return scopes
+
+    def _find(self, frame: FrameType, name: str) -> _Variable | None:
+        if name in self._elsewhere:
+            place, attribute = self._elsewhere[name]
+            outer = where(place).outer
+            is_here = outer in (place_of(frame), place_of(frame, name))
+            scopes = {outer: _scope(frame, outer)} if is_here else {}
+        else:
+            root, _, attribute = name.partition(".")
+            place = place_of(frame, root)
+            scopes = {place: _scope(frame, place)}
+            place, attribute = (place_inside(place, root), attribute) if attribute else (place, root)
+        found = _variables_at(place, scopes)
+        if found is None or attribute not in found:
+            return None
+        return _Variable(place, attribute, found[attribute])
 
     def _give_up(self, error: Exception) -> None:
         self._is_off = True
@@ -127,38 +148,13 @@ class VariableKeeper:
         self._warn(GIVEN_UP.format(error=f"{type(error).__name__}: {error}"))
 
 
-def _find(frame: FrameType, name: str) -> _Variable | None:
-    root, _, attribute = name.partition(".")
-    place = _module(frame)
-    if frame.f_code.co_flags & inspect.CO_OPTIMIZED and root in _names_of(frame):
-        place = _place(frame)
-    scope = _scope(frame, place)
-    if root not in scope:
-        return None
-    if not attribute:
-        return _Variable(place, root, scope[root])
-    attributes = _attributes(scope[root])
-    if attributes is None or attribute not in attributes:
-        return None
-    return _Variable(place_inside(place, root), attribute, attributes[attribute])
-
-
-def _attributes(value: object) -> dict[str, Any] | None:
-    """Return the attributes of an object of the script's own class."""
-    return getattr(value, "__dict__", None) if plain_values.is_own(value) else None
-
-
-def _names_of(frame: FrameType) -> set[str]:
-    code = frame.f_code
-    return {*code.co_varnames, *code.co_cellvars, *code.co_freevars}
-
-
-def _place(frame: FrameType) -> str:
-    return f"{_module(frame)}{frame.f_code.co_qualname}"
-
-
-def _module(frame: FrameType) -> str:
-    return f"{frame.f_globals.get('__name__', '')}:"
+def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    """Return the variables of a place. scopes: those of frames; modules are there as they are loaded."""
+    module, function, path = where(place)
+    scope = scopes.get(where(place).outer)
+    if scope is None and not function:
+        scope = variables_of_module(module)
+    return scope if scope is None or not path else held_by(reach(scope, path))
 
 
 def _scope(frame: FrameType, place: str) -> dict[str, Any]:
@@ -171,6 +167,10 @@ def _scope(frame: FrameType, place: str) -> dict[str, Any]:
     return scope
 
 
+def _module(frame: FrameType) -> str:
+    return f"{frame.f_globals.get('__name__', '')}:"
+
+
 def _frames(frame: FrameType | None) -> dict[str, list[FrameType]]:
     """Return the places that are there, with frames of them from the innermost on.
 
@@ -180,7 +180,7 @@ def _frames(frame: FrameType | None) -> dict[str, list[FrameType]]:
     for one in _outwards(frame):
         if is_scripts(one):
             if one.f_code.co_flags & inspect.CO_OPTIMIZED:
-                found.setdefault(_place(one), [one])
+                found.setdefault(place_of(one), [one])
             found.setdefault(_module(one), []).append(one)
     return found
 
@@ -199,6 +199,6 @@ def _built_before(frames: Iterable[FrameType], asks: Sequence[FrameType]) -> set
     names: set[str] = set()
     behind: set[str] = set()
     for one in frames:
-        names |= {*one.f_code.co_names, *_names_of(one)}
+        names |= {*one.f_code.co_names, *names_of(one)}
         behind |= set_behind(one.f_code, one.f_lasti, asks=any(one is other for other in asks))
     return names - behind

@@ -80,3 +80,105 @@ main()
 def test_variables_of_functions_modules_and_objects_go_on(launcher: Launcher) -> None:
     deaths = "1 forward 1 0 epoch 0 1 forward 12 0 forward 27"
     assert_goes_on(launcher, PROGRAM, deaths, unsaid="that no save holds")
+
+
+HOLDERS = """
+from functools import partial
+
+calls = []
+
+
+def note(value, seen=[0.0], *, sums={}):
+    seen.append(value)
+    sums["all"] = sums.get("all", 0.0) + value
+    note.last = value
+    return 0.001 * sums["all"]
+
+
+note.last = 0.0
+
+
+def averaging(share):
+    mean, count = None, 0
+
+    def average(value):
+        nonlocal mean, count
+        count += 1
+        mean = value if mean is None else share * mean + (1 - share) * value
+        return mean
+
+    return average
+
+
+class Spread:
+    __slots__ = ("count", "mean")
+    made = 0
+
+    def __init__(self):
+        self.count, self.mean = 0, 0.0
+
+    def add(self, value):
+        Spread.made += 1
+        self.count += 1
+        self.mean += (value - self.mean) / self.count
+
+
+class Smooth(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls, self.mean = nn.CrossEntropyLoss(label_smoothing=0.4), 0, 0.0
+
+    def forward(self, out, y):
+        self.calls += 1
+        loss = self.inner(out, y) * (1 + 0.01 * self.calls + 0.01 * self.mean)
+        self.mean = 0.9 * self.mean + 0.1 * loss.item()
+        return loss
+
+
+class Trainer:
+    def __init__(self):
+        self.loss, self.fast, self.level = Smooth(), averaging(0.1), 1.0
+
+    def losses(self, out, y):
+        loss = self.loss(out, y) * self.level
+        self._cool()
+        return loss * (1 + 0.01 * self.fast(loss.item()))
+
+    def _cool(self):
+        calls.append(len(calls))
+        self.loss.inner.label_smoothing *= 0.95
+
+
+def main():
+    trainer, slow, steady, spread = Trainer(), averaging(0.9), averaging(0.5), Spread()
+    noted, dropout = partial(note, seen=[]), nn.Dropout(0.5)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+    optimizer, loader = torch.optim.Adam(model.parameters(), 0.1), DataLoader(data, 6, shuffle=True)
+    optimizer.warmed = 0
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    for epoch in job.epochs(3):
+        for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+            optimizer.warmed += 1
+            optimizer.param_groups[0]["lr"] = 0.1 * min(1, optimizer.warmed / 9)
+            loss = trainer.losses(dropout(model(x.cuda())), y.cuda())
+            at("forward", 10 * epoch + step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            value = slow(loss.item()) + steady(loss.item()) + note(loss.item())
+            spread.add(value + noted(value))
+            dropout.p *= 0.95
+            if (epoch, step) == (0, 1):
+                trainer.level = 0.5
+    ends = [value, note.__defaults__, note.__kwdefaults__, note.last, noted.keywords, dropout.p, calls]
+    ends += [spread.count, spread.mean, Spread.made, trainer.loss.calls, trainer.loss.mean, trainer.level]
+    end(model, ends)
+
+
+main()
+"""
+
+
+def test_what_functions_classes_and_other_modules_hold_goes_on(launcher: Launcher) -> None:
+    deaths = "1 forward 2 0 forward 11 1 forward 22"
+    assert_goes_on(launcher, HOLDERS, deaths, unsaid="that no save holds")

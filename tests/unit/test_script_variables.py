@@ -11,6 +11,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy
@@ -266,6 +267,15 @@ def test_what_a_loop_carries_on_is_named(script: Callable[[Loop], None], names: 
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+def test_a_generator_of_each_iterations_own_is_not_named() -> None:
+    loop, drawn = Loop(), torch.Generator()
+    for batch in loop:
+        own = torch.Generator().manual_seed(batch)
+        torch.rand(1, generator=own)
+        torch.rand(1, generator=drawn)
+    assert loop.named == {"drawn"}
 
 
 def test_a_number_is_no_time_because_the_machine_has_just_started(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -829,9 +839,116 @@ def by_shared_values(loop: Loop) -> None:
         own[0] += len([*loader])
 
 
+def note(value: int, seen: list[int] = [], *, last: dict[str, int] = {}) -> int:  # noqa: B006
+    seen.append(value)
+    last["value"] = value
+    return len(seen)
+
+
+def by_default_arguments(loop: Loop) -> None:
+    unused = partial(note, 0, seen=[])
+    lastly = partial(note, last={})
+    for batch in loop:
+        assert note(batch) + lastly(batch) > 0
+        assert unused is not lastly
+
+
+def averaging() -> Callable[[float], float]:
+    total = 0.0
+
+    def average(value: float) -> float:
+        nonlocal total
+        total = 0.9 * total + 0.1 * value
+        return total
+
+    return average
+
+
+def by_two_of_a_factory(loop: Loop) -> None:
+    first, second = averaging(), averaging()
+    for batch in loop:
+        first(batch)
+        if batch > 1:
+            second(batch)
+
+
+LEVELS = {"noise": 1.0}
+
+
+class Cooler:
+    """Changes in methods of its what lies outside of it."""
+
+    def __init__(self) -> None:
+        self.level, self.smoothing = 1.0, torch.nn.CrossEntropyLoss(label_smoothing=0.5)
+
+    def cool(self) -> None:
+        self._cool()
+
+    def _cool(self) -> None:
+        LEVELS["noise"] *= 0.9
+
+    def unused(self) -> None:
+        MEMORY.append(0)
+
+
+def warm(cooler: Cooler) -> None:
+    cooler.level *= 1.1
+
+
+def by_methods(loop: Loop) -> None:
+    cooler = Cooler()
+    for _ in loop:
+        cooler.cool()
+        warm(cooler)
+        assert MEMORY is not None
+
+
+class Margin(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.margin, self.calls, self.last = 1.0, 0, 0.0
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        self.last = float(outputs.sum())
+        return outputs.sum() + self.margin
+
+
+def by_losses(loop: Loop) -> None:
+    loss, cooler, margin = torch.nn.CrossEntropyLoss(label_smoothing=0.5), Cooler(), Margin()
+    unchanged = torch.nn.Sequential(torch.nn.Dropout(0.5))
+    for _ in loop:
+        loss.label_smoothing *= 0.9
+        cooler.smoothing.label_smoothing *= 0.9
+        margin(torch.ones(2))
+        assert unchanged.training
+
+
+def passing_on(loop: Iterable[int]) -> Iterator[int]:
+    yield from loop
+
+
+def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
+    numbers, scales, unused = iter(range(100)), itertools.cycle([1, 2]), iter([1])
+    rates, batches, later = iter([0.5] * 50), passing_on(loop), (batch for batch in loop)
+    loop.iterations = 3 * ITERATIONS
+    while loop.steps < loop.iterations:
+        assert next(batches) < next(later)
+        assert next(numbers) + next(scales) + next(rates) > 0
+        assert unused is not rates
+
+
 @pytest.mark.parametrize(
     ("script", "names"),
     [
+        (by_default_arguments, {"note.seen", "note.last", "lastly.last"}),
+        (by_two_of_a_factory, {"first.total", "second.total"}),
+        (by_methods, {"LEVELS", "cooler.level"}),
+        (
+            by_losses,
+            {"loss.label_smoothing", "cooler.smoothing.label_smoothing", "margin.calls"},
+        ),
+        (by_iterators_in_a_loop_of_the_job, {"numbers", "scales", "rates"}),
         (by_shared_values, {"Harder.level", "Harder.given", "own", "SEEN"}),
         (by_slots, {"meter.value"}),
         (by_classes, {"Trainer.steps", "Trainer.rate", "Kept.steps"}),
@@ -840,7 +957,7 @@ def by_shared_values(loop: Loop) -> None:
         (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
         (in_place, {"weights", "centres"}),
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
-        (in_modules, {"Bank.mean", "Bank.queue", "Bank.generator", "SEEN"}),
+        (in_modules, {"model.0.mean", "model.0.queue", "model.0.generator", "SEEN"}),
         (by_hooks, {"calls", "warmth"}),
         (by_static_inputs, {"own", "now_and_then"}),
         (by_a_stream, {"Stream.buffer"}),
