@@ -14,7 +14,8 @@ import operator
 import random
 import time
 import weakref
-from collections import deque
+from array import array
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -71,6 +72,8 @@ ITERATORS: tuple[Any, ...] = (
     itertools.cycle,
 )
 CONTAINERS = (list, tuple, dict, deque, set)
+OF_BYTES = (bytearray, array)
+AROUND_CONTAINERS = (UserList, UserDict)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor, enum.Enum)
 ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
@@ -314,7 +317,10 @@ class ScriptVariables:
         marks |= _in_modules(models, kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
-        marks |= _shared_in(loaders) if self._of_epochs else _in_loaders(loaders, kept, tells_nothing)
+        if self._of_epochs:
+            marks |= _shared_in(loaders)
+        else:
+            marks |= _in_loaders(loaders, kept, attributes, tells_nothing)
         anew = {name for name in made_anew(frame.f_code, at) if isinstance(scope.get(name), GENERATORS)}
         own = self._marks_of(
             {name: one for name, one in scope.items() if name not in anew},
@@ -768,7 +774,7 @@ def _in_other_modules(
 
 
 def _in_loaders(
-    loaders: Iterable[DataLoader[Any]], kept: set[object], tells_nothing: bool
+    loaders: Iterable[DataLoader[Any]], kept: set[object], attributes: frozenset[str], tells_nothing: bool
 ) -> dict[str, object]:
     """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
     marks: dict[str, list[object]] = {}
@@ -780,7 +786,7 @@ def _in_loaders(
         is_placed = isinstance(one, IterableDataset) and not tells_nothing  # its place is kept
         kinds = CONTAINERS if id(one) in own_samplers else (int,) if is_placed else ()
         kept_there = {f"{kind}.{name}" for name, part in _dict_of(one).items() if type(part) in kinds}
-        for name, mark in _inside(kind, one, kept, notes=True).items():
+        for name, mark in _inside(kind, one, kept, attributes, notes=True).items():
             if name not in kept_there:
                 marks.setdefault(name, []).append(mark)
     return {**marks}
@@ -863,7 +869,8 @@ def _inside(
         left -= 1
         if left < 0 or depth < 0 or id(one) in kept:
             return None
-        if isinstance(one, (*GENERATORS, SynchronizedBase)):
+        one = one.data if isinstance(one, AROUND_CONTAINERS) else one
+        if isinstance(one, (*GENERATORS, *OF_BYTES, SynchronizedBase)):
             return _state_of(one)
         if isinstance(one, CONTAINERS):
             parts = [*one]
@@ -878,7 +885,7 @@ def _inside(
         return _rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
     found: dict[str, object] = {}
-    if isinstance(value, (*CONTAINERS, *ARRAYS, SynchronizedBase)):
+    if isinstance(value, (*CONTAINERS, *OF_BYTES, *AROUND_CONTAINERS, *ARRAYS, SynchronizedBase)):
         found[name] = mark(value, DEPTH)
     elif _has_attributes(value):
         found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
@@ -933,7 +940,8 @@ def _lasts_in(owner: object, is_carried: bool, part: object) -> bool:
         return True
     if isinstance(owner, Dataset):
         of_tensors = isinstance(part, tuple) and any(isinstance(one, ARRAYS) for one in part)
-        return isinstance(part, list | deque) or type(part) is int or of_tensors
+        is_number = type(part) is int or (type(part) is float and is_carried)
+        return isinstance(part, list | deque) or is_number or of_tensors
     if isinstance(owner, Sampler):
         kind: Any = type(owner)
         return isinstance(part, CONTAINERS) and not is_scripts_class(kind)
@@ -965,6 +973,8 @@ def _state_of(generator: Any) -> object:
         return generator.get_state().numpy().tobytes()
     if isinstance(generator, random.Random):
         return generator.getstate()
+    if isinstance(generator, OF_BYTES):
+        return len(generator), xxhash.xxh3_64_digest(memoryview(generator))
     if isinstance(generator, SynchronizedBase):  # of multiprocessing, which a loader's workers see, too
         return bytes(generator.get_obj())
     state = (

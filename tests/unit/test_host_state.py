@@ -522,6 +522,18 @@ class TestHistory:
         history.settle_again(3)
         assert not history.may_come(3)
 
+    def test_an_iteration_goes_on_until_the_loop_tells_of_its_end(self) -> None:
+        training = Training(adam)
+        history = History(training.host)
+        training.optimizer.step()
+        history.add(1, training.host.shared())
+        assert not history.goes_on(1), "this loop tells nothing"
+        history.waits_for_boundary = True
+        assert history.goes_on(1)
+        history.settle(1)
+        assert not history.goes_on(1)
+        assert not history.goes_on(2), "no such step is made yet"
+
     def test_a_scheduler_that_is_stepped_before_the_optimizer_is_no_irregular_one(self) -> None:
         training = Training(adam)
         history = History(training.host)

@@ -129,6 +129,19 @@ def test_a_scheduler_that_may_still_be_stepped_is_waited_for(
     assert answers == []
 
 
+def test_the_end_of_the_iteration_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it changes of variables until then is the step's, also where all schedulers are foreseen."""
+    answers = [True, True, False]
+    monkeypatch.setattr(saver, "STANDING_SECONDS", math.inf)
+    monkeypatch.setattr(saver, "PARK_SECONDS", math.inf)
+    monkeypatch.setattr(History, "goes_on", lambda history, step: answers.pop(0))
+    assert step_to_save(tmp_path, IN_BACKWARD, next_minibatch=False, seen=2, deadline=math.inf) == (
+        STEP,
+        True,
+    )
+    assert answers == []
+
+
 def test_a_scheduler_is_not_waited_for_where_the_thread_stands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,7 +8,8 @@ import sys
 import threading
 import time
 import weakref
-from collections import deque
+from array import array
+from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -717,6 +718,31 @@ def by_a_dataset(loop: Loop) -> None:
         assert len([*loader]) == 2
 
 
+class Graded(Samples):
+    def __init__(self) -> None:
+        super().__init__()
+        self.level, self.ceiling = 0.5, 1.0
+
+
+def by_a_curriculum(loop: Loop) -> None:
+    samples = Graded()
+    loader = torch.utils.data.DataLoader(samples, batch_size=2)
+    for _ in loop:
+        samples.level = min(samples.ceiling, samples.level * 1.1)
+        assert loader.batch_size == 2
+
+
+def by_other_containers(loop: Loop) -> None:
+    flags, values, unused = bytearray(2), array("d"), bytearray(2)
+    names, kinds = UserList[int](), UserDict[int, int]()
+    for batch in loop:
+        flags[0] += 1
+        values.append(batch)
+        names.append(batch)
+        kinds[batch] = batch
+        assert len(unused) == 2
+
+
 def by_a_stream(loop: Loop) -> None:
     loader = torch.utils.data.DataLoader(Stream())
     for _ in loop:
@@ -949,6 +975,8 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
             {"loss.label_smoothing", "cooler.smoothing.label_smoothing", "margin.calls"},
         ),
         (by_iterators_in_a_loop_of_the_job, {"numbers", "scales", "rates"}),
+        (by_a_curriculum, {"Graded.level"}),
+        (by_other_containers, {"flags", "values", "names", "kinds"}),
         (by_shared_values, {"Harder.level", "Harder.given", "own", "SEEN"}),
         (by_slots, {"meter.value"}),
         (by_classes, {"Trainer.steps", "Trainer.rate", "Kept.steps"}),

@@ -157,6 +157,13 @@ class History:
         made = self._steps_since(shared) if shared.progress is None else self._recent[-1]
         return any(map(operator.gt, self._irregular, made))
 
+    def goes_on(self, step: int) -> bool:
+        """Whether the iteration that made `step` has not ended yet: a loop tells when it does.
+
+        What it changes of variables, `extra` and random numbers until then belongs to it.
+        """
+        return self.waits_for_boundary and step in self._steps and not self.is_settled(step)
+
     def may_lack(self, step: int) -> bool:
         """Whether it is likely that a save of `step` lacks something that would still have come.
 

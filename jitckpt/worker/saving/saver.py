@@ -183,9 +183,9 @@ class Saver:
                 settled = True
             if (place := self._history.place()) != stands_at:
                 stands_at, since = place, now
-            if now < min(since + STANDING_SECONDS, begun + PARK_SECONDS) and self._may_come(step):
-                settled = False
-            runs = not settled and self._save_function is None and self._history.is_foreseen(step)
+            waits = now < min(since + STANDING_SECONDS, begun + PARK_SECONDS) and self._may_come(step)
+            settled = settled and not waits
+            runs = not (settled or waits or self._save_function) and self._history.is_foreseen(step)
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
             # What the script changes on the device after the step may be half done, its copies on their way.
             whole = between_steps and (no_step_yet or self._replacement(step).problem is None)
@@ -203,7 +203,8 @@ class Saver:
         return step, runs
 
     def _may_come(self, step: int) -> bool:
-        return self._history.may_come(step) or (self.found is not None and self.found.may_come(step))
+        of_script = self._history.goes_on(step) or self._history.may_come(step)
+        return of_script or (self.found is not None and self.found.may_come(step))
 
     def _write(self, step: int, order: protocol.Save, runs: bool) -> tuple[Path, int] | None:
         """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it.
