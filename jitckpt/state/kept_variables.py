@@ -193,6 +193,10 @@ class KeptVariables:
         """Return which are in a save by now, in words."""
         return [_named(place, name) for place, told in self._told.items() for name in told]
 
+    def lacking_places(self) -> set[str]:
+        """Return the places of what was restored and is in no variable yet."""
+        return {*self._saved}
+
     def lacking(self) -> str:
         """Return, once, a sentence on what was restored and is not there; "" for none."""
         names = [_named(place, name) for place, saved in self._saved.items() for name in saved]

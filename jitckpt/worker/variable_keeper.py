@@ -102,17 +102,24 @@ class VariableKeeper:
             return
         try:
             frames = _frames(frame)
-            scopes = self._scopes(frames)
-            functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
-            with self._kept.looking(scopes):
-                new = self._kept.put(scopes, {place: names_of(one) for place, one in functions.items()})
-            for place, values in new.items():
-                if place in functions:
-                    set_variables(functions[place], values)
-                else:
-                    scopes[place].update(values)
+            self._put_into(frames, self._scopes(frames))
+            # What objects hold that the loop has made, and that are there by now.
+            lacking = self._kept.lacking_places()
+            self._put_into(
+                frames, {place: of for place, of in self._scopes(frames).items() if place in lacking}
+            )
         except Exception as error:
             self._give_up(error)
+
+    def _put_into(self, frames: dict[str, list[FrameType]], scopes: dict[str, dict[str, Any]]) -> None:
+        functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
+        with self._kept.looking(scopes):
+            new = self._kept.put(scopes, {place: names_of(one) for place, one in functions.items()})
+        for place, values in new.items():
+            if place in functions:
+                set_variables(functions[place], values)
+            else:
+                scopes[place].update(values)
 
     def lacking(self) -> str:
         """Return, once, a sentence on what was restored and is not there; "" for none."""

@@ -603,3 +603,25 @@ def test_objects_that_nobody_can_make_again_are_said_before_they_are_needed() ->
     assert [text.split("'")[1] for text in keeper.warned] == ["best", "records"]
     assert [name for told in keeper.saved().values() for name in told] == ["opened", "total"]
     assert best is not None
+
+
+def test_an_object_that_the_loop_makes_comes_back_with_what_was_seen_inside_of_it_later() -> None:
+    def training(keeper: Keeper, saved: dict[str, dict[str, Any]]) -> list[float]:
+        made = None
+        keeper.follow(sys._getframe(), ["made"])
+        if saved:
+            keeper.kept.restore(saved)
+            keeper.put_back(sys._getframe())
+        else:
+            made = Meter()
+            keeper.take(sys._getframe())
+            keeper.follow(sys._getframe(), ["made.values"])
+            made.add(2.0)
+            keeper.take(sys._getframe())
+        assert made is not None
+        return made.values
+
+    first, second = Keeper(), Keeper()
+    values = training(first, {})
+    assert training(second, first.saved()) == values
+    assert second.lacking() == ""
