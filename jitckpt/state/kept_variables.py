@@ -6,12 +6,13 @@ behind an optimizer step, and put back where a restart goes on with it: what is 
 """
 
 import enum
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
 from typing import Any, NamedTuple
 
 import numpy
+from torch import Tensor
 
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -63,13 +64,16 @@ def place_inside(place: str, name: str) -> str:
 class KeptVariables:
     """All of a job's that are plain values, by place and name; what never changes is in no save."""
 
-    def __init__(self) -> None:
+    def __init__(self, lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False) -> None:
+        """lies_in_parameter: as of PlainAttributes."""
         self._values: dict[str, dict[str, Any]] = {}  # while they are looked at
         self._owners: dict[str, Owner] = {}  # of these
         self._names: dict[str, set[str]] = {}
         self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
         self._aliases: dict[tuple[str, str], tuple[str, str]] = {}  # other names, of what is kept under these
-        self._attributes = PlainAttributes({}, most_bytes=MOST_BYTES, named=_named)
+        self._attributes = PlainAttributes(
+            {}, most_bytes=MOST_BYTES, named=_named, lies_in_parameter=lies_in_parameter
+        )
         self._told: dict[str, dict[str, Any]] = {}
         self._captured = self._given = Encoded({}, {})
         self._saved: dict[str, Mapping[str, Any]] = {}  # what was restored and is in no variable yet

@@ -55,7 +55,12 @@ class ModelState:
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
         self._leaves_attributes = False
-        self.attributes = PlainAttributes(owners_of(self._model))
+        self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = (
+            (),
+            (),
+        )  # the parameters, their memory
+        self._storages: tuple[bytes, set[int]] = b"", set()  # where that lies, and the storages it is part of
+        self.attributes = PlainAttributes(owners_of(self._model), lies_in_parameter=self.lies_in_parameter)
         self._captured_attributes = _NONE, self.attributes.changed()
         self._held: HeldParameters | None = None
         self._flags = b""
@@ -63,7 +68,6 @@ class ModelState:
         self._parameters = _parameters_of(self._model)
         self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
         self._places = b""  # where it lies
-        self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = ((), ())  # the parameters, and that
         self._called: dict[int, str] = {}
         self._structure = Seen()
         self.is_restructured = (
@@ -186,6 +190,14 @@ class ModelState:
             self.is_thawed = self._in_ddp and bool(self._thawed)
             self._held = HeldParameters(self.parameters(), frozen, self._cuts, self._aliases)
         return self._held
+
+    def lies_in_parameter(self, tensor: Tensor) -> bool:
+        """Whether a tensor lies in the memory of a parameter: a row of it, or its `data`."""
+        memory = self._watched[1]
+        places = tensors_seen.addresses(memory)
+        if places != self._storages[0]:
+            self._storages = places, {one.untyped_storage().data_ptr() for one in memory} - {0}
+        return tensor.untyped_storage().data_ptr() in self._storages[1]
 
     def thawed(self) -> list[str]:
         """Return the parameters that are trained, but were frozen as DDP was built around the model."""

@@ -18,7 +18,8 @@ from jitckpt.state.plain_values import SCALARS, Built, NotPlain, OfProcess, Tens
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
     "A save lacks {name}, which has become a {kind} that can't be saved without pickle, or another name of "
-    "what is kept already: after a restart it is as the script builds it."
+    "what is kept already, or lies in a parameter's memory: after a restart it is as the script builds it. "
+    "If that matters, keep it in `extra`, or set it anew before it is read."
 )
 TOO_MUCH = (
     "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
@@ -46,9 +47,14 @@ class PlainAttributes:
         *,
         most_bytes: int = MOST_BYTES,
         named: Callable[[str, str], str] | None = None,
+        lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
     ) -> None:
-        """most_bytes: of tensors and arrays, in all attributes. named: says a path and a name in words."""
+        """most_bytes: of tensors and arrays, in all attributes. named: says a path and a name in words.
+
+        lies_in_parameter: whether a tensor has the memory of one; set anew it would be apart after a restart.
+        """
         self._most_bytes, self._named = most_bytes, named or _named
+        self._lies_in_parameter = lies_in_parameter
         self._owners: Mapping[str, Owner] = {}
         self._marks: dict[Key, Any] = {}  # of what is looked at
         self._copies: dict[Key, Any] = {}  # of what has changed
@@ -221,7 +227,9 @@ class PlainAttributes:
             if self._is_shared(key, value):
                 raise NotPlain
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
-            copy, tensors, built = plain_values.copy(value, before, known_tensors, built)
+            copy, tensors, built = plain_values.copy(
+                value, before, known_tensors, built, self._lies_in_parameter
+            )
             if plain_values.cannot_be_made(copy) - self._places.get(key, set()):
                 raise NotPlain  # a restart does not build these
             if size := plain_values.size_of(copy):

@@ -169,16 +169,23 @@ def _have_like_parts(one: Collection[Any], other: Collection[Any]) -> bool:
 
 
 def copy(
-    value: object, visited: Collection[int], known: Tensors, built: Built | None
+    value: object,
+    visited: Collection[int],
+    known: Tensors,
+    built: Built | None,
+    lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
 ) -> tuple[Any, Tensors, Built]:
     """Return a copy that tree_codec can encode, the copies of tensors in it, and what is built of it.
 
     visited: as of `mark`, before that. known: the copies of the last time. built: what the script has built
-    of it, None for all. Raises NotPlain or TooMuch.
+    of it, None for all. lies_in_parameter: a tensor that does is no plain value, but where the script has
+    built it. Raises NotPlain or TooMuch.
     """
     tensors: Tensors = {}
 
     def copied(tensor: Tensor) -> Tensor:
+        if walk.is_in_new and lies_in_parameter(tensor):
+            raise NotPlain
         written = TensorMark(tensor)
         before = known.get(id(tensor))
         if before is None or before[0] != written:

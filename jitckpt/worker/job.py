@@ -569,7 +569,8 @@ class Job:
 
     def keep_variables(self) -> None:
         """Keep what the script's loop changes in its variables."""
-        self._host.variables = KeptVariables()
+        model = self._host.model
+        self._host.variables = KeptVariables() if model is None else KeptVariables(model.lies_in_parameter)
         self._keeper = VariableKeeper(
             self._host.variables,
             lambda: self._loop.round,

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.state import plain_attributes, plain_values
 from jitckpt.state.host_state import HostState
+from jitckpt.state.model_state import ModelState
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.plain_values import NEW
@@ -434,6 +435,18 @@ def test_another_name_of_a_list_that_is_kept_is_named() -> None:
     assert [*kept.changed()[""]] == ["losses"]
     (problem,) = kept.problems
     assert "'view'" in problem
+
+
+def test_what_is_set_to_a_part_of_a_parameter_is_named_and_what_was_built_so_is_not() -> None:
+    net: Any = Net()
+    net.built, net.row, net.own = (net.linear.weight.data[0] for _ in range(3))
+    state = ModelState(net)
+    net.row, net.own = net.linear.weight.data[1], net.linear.weight.data[1].clone()
+    net.linear.weight.data += 1
+    assert state.attributes.changed()[""].keys() == {"built", "own"}
+    (problem,) = state.attributes.problems
+    assert "the attribute 'row'" in problem
+    assert "lies in a parameter's memory" in problem
 
 
 def test_a_write_that_torch_does_not_count_is_seen_on_the_host() -> None:
