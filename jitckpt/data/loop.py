@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing, made_in_loop
+from jitckpt.data import chosen_samples, dealing, made_in_loop, progress_bars
 from jitckpt.data.between_loops import BetweenLoops, Head, saved_stretches
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
@@ -536,6 +536,8 @@ class Batches:
 
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
+        if progress_bars.makes_one(caller):
+            return iter(self._loader)
         names = caller.f_code.co_names
         if "first" not in names and _doing(caller).startswith("CALL"):
             if "enumerate" in names:
@@ -562,6 +564,7 @@ class Iteration:
         self._pass: Pass | None = None
         self._loop = loop
         self._pass, self._number = loop.begin_pass(loader)
+        self.begun = self._pass  # stays, when nothing more is to be given
 
     def __iter__(self) -> "Iteration":
         return self

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.utils.data import IterableDataset
 
-from jitckpt.data import data_pass
+from jitckpt.data import data_pass, progress_bars
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import dispatched, protection, read_ahead, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
@@ -65,7 +65,7 @@ def _name() -> str:
 def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
     """Return the pass over a loader of training batches; None for another one, and without protection."""
     global _training  # noqa: PLW0603
-    if not torch.is_grad_enabled():
+    if not torch.is_grad_enabled() or progress_bars.makes_one(frame):
         return None
     of = next(
         (one for one in _accelerators if any(_is_or_skips(loader, known) for known in one._dataloaders)),

@@ -2,14 +2,14 @@
 
 Lightning's loops can begin again with a batch, but not behind its optimizer step. So what is kept is how
 loops and callbacks were before the batch, what its training step returned and logged, and the random numbers
-behind it. A restart does that batch once more, as Lightning restarts one: but its backward pass and optimizer
-step are left out, as model and optimizer have them already, and what it returned and logged is put in the
-place of what it does now. What comes after the step (schedulers, callbacks, logs, validation) is so
+behind it. A restart does that batch once more, as Lightning restarts one: but its training step, backward
+pass and optimizer step are left out, as model and optimizer have them already, and what it returned and
+logged is put in the place of that. What comes after the step (schedulers, callbacks, logs, validation) is so
 Lightning's own business.
 """
 
 import importlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -17,18 +17,21 @@ from typing import Any
 import torch
 
 from jitckpt.data import data_pass
+from jitckpt.data.data_pass import Pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
-from jitckpt.frameworks import protection
+from jitckpt.frameworks import lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
+from jitckpt.system import installed
 from jitckpt.worker.self_check import not_given
 
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
+_DRAWN_FROM = "_jitckpt_drawn_from"  # the random numbers, as loaders were iterated before a training began
 STATEFUL = (
     "a loader of this training has a state of its own (StatefulDataLoader), which Lightning's sampler has no "
     "part in: after a restart the order of the samples may be another one. torch's DataLoader comes back "
@@ -39,6 +42,8 @@ METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")  # w
 BY_HAND = (
     "; what training_step returned and logged at the restored step, which manual optimization makes anew"
 )
+# Hooks before a training step's own result; they were called when the restored batch was made.
+BEFORE_STEP = ("on_train_batch_start", "on_before_zero_grad")
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -79,13 +84,17 @@ def install(trainer: ModuleType) -> None:
         _around(manual, "run", _optimizes),
         _around(automatic, "_training_step", _has_stepped),
         _around(results, "update_metrics", _logs),
+        _around(module("trainer.call"), "_call_callback_hooks", _calls_callbacks),
+        _around(module("trainer.call"), "_call_lightning_module_hook", _calls_module),
     ]
     for kind, name, method in changes:
         setattr(kind, name, method)
 
 
-def _around(kind: type, name: str, function: Callable[..., Any]) -> tuple[type, str, Callable[..., Any]]:
-    """Return what to put in a method's place: the function, which gets what calls that, and the arguments."""
+def _around(kind: Any, name: str, function: Callable[..., Any]) -> tuple[Any, str, Callable[..., Any]]:
+    """Return what to put in a method's or function's place: the function, which gets what calls that, and the
+    arguments.
+    """
     original = getattr(kind, name)
 
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -108,17 +117,40 @@ def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
         if training.protection is not None:
             vars(trainer)[_TRAINING] = training
             training.resume()
+            if (drawn_from := vars(trainer).pop(_DRAWN_FROM, None)) is not None:
+                training.take_loaders_over(trainer.fit_loop, drawn_from)
 
 
 def _set_up(call: Callable[[], Any], loop: Any) -> None:
-    before = loop._combined_loader
     training = _of(loop)
     if training is not None:
-        with training.loaders_managed(loop):
+        with _before_fetching(loop, lambda: training.manage_loaders(loop)):
             call()
-    else:
+        return
+    # So early where the module asks for the number of steps, as for a scheduler.
+    with _before_fetching(loop, lambda: _note_random(loop.trainer)):
         call()
-    assert before is None or loop._combined_loader is not None
+
+
+def _note_random(trainer: Any) -> None:
+    vars(trainer)[_DRAWN_FROM] = packed.pack(RandomState(None).capture())
+
+
+@contextmanager
+def _before_fetching(loop: Any, do: Callable[[], None]) -> Iterator[None]:
+    """Do something once the loaders are there that are set up meanwhile, and before they are iterated."""
+    module: Any = importlib.import_module(type(loop).__module__)
+    select = module._select_data_fetcher
+
+    def selected(*args: Any, **kwargs: Any) -> Any:
+        do()
+        return select(*args, **kwargs)
+
+    module._select_data_fetcher = selected
+    try:
+        yield
+    finally:
+        module._select_data_fetcher = select
 
 
 def _epoch_ends(call: Callable[[], Any], loop: Any) -> None:
@@ -144,9 +176,31 @@ def _has_stepped(call: Callable[[], Any], loop: Any, *_: Any) -> Any:
 
 
 def _logs(call: Callable[[], Any], collection: Any, key: str, *_: Any) -> None:
-    if (logged := vars(collection).get(_LOGGED)) is not None and key in logged:
-        _put_metric(collection[key], logged.pop(key))
+    one, logged = collection[key], vars(collection).get(_LOGGED, {})
+    if key in logged and one.is_tensor:
+        lightning_metrics.put(one, logged.pop(key))
     call()
+    if key in logged:  # a metric is known from now on
+        lightning_metrics.put(one, logged.pop(key))
+
+
+def _calls_callbacks(call: Callable[[], Any], trainer: Any, hook: str, *args: Any) -> Any:
+    training: LightningTraining | None = vars(trainer).get(_TRAINING)
+    if training is None or not training.leaves_out(hook):
+        return call()
+    for one in trainer.callbacks:
+        if not (installed.is_scripts_class(type(one)) or _is_lightnings(one)):  # nobody keeps what it has
+            getattr(one, hook)(trainer, trainer.lightning_module, *args)
+    return None
+
+
+def _calls_module(call: Callable[[], Any], trainer: Any, hook: str, *_: Any) -> Any:
+    training: LightningTraining | None = vars(trainer).get(_TRAINING)
+    return None if training is not None and training.leaves_out(hook) else call()
+
+
+def _is_lightnings(callback: Any) -> bool:
+    return type(callback).__module__.partition(".")[0] in ("lightning", "pytorch_lightning")
 
 
 def _owners(trainer: Any) -> dict[str, Owner]:
@@ -182,6 +236,7 @@ class LightningTraining:
         self._managed: list[Managed] = []
         self._loaded: dict[str, Any] | None = None
         self._again = False  # the restored batch is made once more
+        self._is_known = False  # what its training step returned and logged
         strategy = type(trainer.strategy).__name__
         if strategy == "DeepSpeedStrategy" or not trainer.optimizers:
             protection.refuse(f"{version}: recognised, but not protected: it trains with {strategy}.")
@@ -219,7 +274,10 @@ class LightningTraining:
         self._newest = self._before | {
             "returned": self._returned,
             "attributes": self._attributes.changed(),
-            "logged": {key: _metric(one) for key, one in trainer.fit_loop.epoch_loop._results.items()},
+            "logged": {
+                key: lightning_metrics.state_of(one)
+                for key, one in trainer.fit_loop.epoch_loop._results.items()
+            },
             "metrics": {name: dict(getattr(trainer._logger_connector, name)) for name in METRICS},
             "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
             "rates": [
@@ -247,6 +305,10 @@ class LightningTraining:
         """Whether the restored batch is still to be made once more."""
         return self._again
 
+    def leaves_out(self, hook: str) -> bool:
+        """Whether a hook is not called, as the restored batch's training step is known and not made again."""
+        return self._again and self._is_known and hook in BEFORE_STEP
+
     # What Lightning's loops tell.
 
     def resume(self) -> None:
@@ -267,27 +329,38 @@ class LightningTraining:
         folder = self.protection.native_folder("lightning", f"step={self.protection.restored}")
         trainer.save_checkpoint(folder / "lightning.ckpt")
         self._again = True
+        self._is_known = trainer.lightning_module.automatic_optimization and lightning_metrics.can_be_made(
+            loaded["logged"]
+        )
 
-    @contextmanager
-    def loaders_managed(self, loop: Any) -> Iterator[None]:
-        """Have the loaders that are set up meanwhile iterated by passes that go on."""
-        fetcher: Any = importlib.import_module(type(loop).__module__)
-        select = fetcher._select_data_fetcher
+    def manage_loaders(self, loop: Any) -> None:
+        """Have the loaders iterated by passes that go on."""
+        combined = loop._combined_loader
+        if any(data_pass.has_own_state(one) for one in combined.flattened):
+            protection.tell(STATEFUL)
+        module: Any = importlib.import_module(type(combined).__module__)
 
-        def selected(*args: Any, **kwargs: Any) -> Any:
-            assert self.protection is not None
-            combined = loop._combined_loader
-            if any(data_pass.has_own_state(one) for one in combined.flattened):
-                protection.tell(STATEFUL)
-            self._managed = [_Loader(self, one, at == 0) for at, one in enumerate(combined.flattened)]
-            combined.flattened = self._managed
-            return select(*args, **kwargs)
+        def held_back() -> int:
+            # Where the number of batches is not known Lightning draws one ahead, to know the last one.
+            return 2 if module.sized_len(combined) is None else 1
 
-        fetcher._select_data_fetcher = selected
-        try:
-            yield
-        finally:
-            fetcher._select_data_fetcher = select
+        self._managed = [_Loader(self, one, at == 0, held_back) for at, one in enumerate(combined.flattened)]
+        combined.flattened = self._managed
+
+    def take_loaders_over(self, loop: Any, drawn_from: bytes) -> None:
+        """Iterate loaders anew that were iterated before this was there, with the random numbers of then."""
+        if loop._combined_loader is None:
+            return
+        self.manage_loaders(loop)
+        module: Any = importlib.import_module(type(loop).__module__)
+        random = RandomState(None)
+        now = packed.pack(random.capture())
+        random.restore(packed.unpack(drawn_from))
+        loop._data_fetcher.teardown()
+        loop._data_fetcher = module._select_data_fetcher(self.trainer, module.RunningStage.TRAINING)
+        loop._data_fetcher.setup(loop._combined_loader)
+        iter(loop._data_fetcher)
+        random.restore(packed.unpack(now))
 
     def batch_begins(self) -> None:
         assert self.protection is not None
@@ -314,6 +387,8 @@ class LightningTraining:
         without_sync = model.no_sync() if hasattr(model, "no_sync") else None
         strategy.backward = lambda *_, **__: None
         strategy.optimizer_step = lambda optimizer, closure, *_, **__: closure()
+        if self._is_known:
+            strategy.training_step = lambda *_, **__: self._any_loss()
         try:
             if without_sync is None:
                 result = call()
@@ -322,6 +397,7 @@ class LightningTraining:
                     result = call()
         finally:
             del strategy.backward, strategy.optimizer_step
+            vars(strategy).pop("training_step", None)
             if hasattr(model, "require_forward_param_sync"):
                 # As behind the pass that was synchronised: then DDP's next one sends the buffers around.
                 model.require_forward_param_sync = True
@@ -334,8 +410,7 @@ class LightningTraining:
         """The training step has returned; from now on the others may step without this rank."""
         assert self.protection is not None
         if self._again:
-            assert self._loaded is not None
-            returned = self._loaded["returned"]
+            returned = self._restored_result()
             result.loss = returned.get("loss", result.loss)
             result.extra = {name: value for name, value in returned.items() if name != "loss"}
             self._returned = returned
@@ -343,6 +418,16 @@ class LightningTraining:
             self._returned = {} if result.loss is None else dict(result.asdict())
             self.protection.changed()
         return result
+
+    def _restored_result(self) -> dict[str, Any]:
+        assert self._loaded is not None
+        returned: dict[str, Any] = self._loaded["returned"]
+        return returned
+
+    def _any_loss(self) -> torch.Tensor | None:
+        """Return what a training step may return; has_stepped puts the restored one in its place."""
+        loss: torch.Tensor | None = self._restored_result().get("loss")
+        return None if loss is None else torch.zeros_like(loss)
 
     def _put_back(self) -> None:
         """Put back what the restored step's end begins with."""
@@ -361,9 +446,12 @@ class LightningTraining:
             setattr(trainer._logger_connector, name, metrics)
         collection = trainer.fit_loop.epoch_loop._results
         logged = dict(loaded["logged"])
+        results = lightning_metrics.results_module(collection)
         for key in [*logged]:
             if key in collection:
-                _put_metric(collection[key], logged.pop(key))
+                lightning_metrics.put(collection[key], logged.pop(key))
+            elif self._is_known and not self._again:  # what its training step has logged
+                collection[key] = lightning_metrics.make(logged.pop(key), trainer, results)
         vars(collection)[_LOGGED] = logged  # what comes later, at an epoch's end
         self._random.restore(packed.unpack(bytes(loaded["random"].cpu().numpy().tobytes())))
 
@@ -375,10 +463,14 @@ class LightningTraining:
 class _Loader(Managed):
     """One of the training's loaders; with the first of them an epoch begins."""
 
-    def __init__(self, training: LightningTraining, loader: Any, is_first: bool) -> None:
+    def __init__(
+        self, training: LightningTraining, loader: Any, is_first: bool, held_back: Callable[[], int]
+    ) -> None:
+        """held_back: returns how many batches to hold back, as one is drawn."""
         assert training.protection is not None
-        super().__init__(training.protection.job, HeldBack(loader))
+        super().__init__(training.protection.job, HeldBack(loader, held_back))
         self._training, self._protection, self._is_first = training, training.protection, is_first
+        self._newest: Pass | None = None
 
     def __iter__(self) -> Iterator[Any]:
         # Samplers are told the epoch after this; a pass that goes on draws from them as it begins.
@@ -386,35 +478,17 @@ class _Loader(Managed):
 
     def _begun(self) -> Iterator[Any]:
         if self._is_first:
+            self._training.epoch_ends()  # where loaders are made anew they are iterated twice
             self._protection.begin_epoch()
-        return super().__iter__()
+        iteration = super().__iter__()
+        self._newest = None if self.iteration is None else self.iteration.begun
+        return iteration
+
+    def leave(self) -> None:
+        """End its pass, also one that gave all its batches: the last of them was held back."""
+        super().leave()
+        if self._newest is not None and not self._newest.state.ended:
+            self._protection.job.loop.leave(self._newest)
 
     def _late(self) -> Iterator[Any]:
         yield from self._begun()
-
-
-def _metric(one: Any) -> dict[str, Any]:
-    """Return the state of what was logged under one key."""
-    if not one.is_tensor:
-        states = {name: getattr(one.value, name) for name in getattr(one.value, "_defaults", {})}
-        return {
-            "states": states,
-            "count": getattr(one.value, "_update_count", 0),
-            "cache": one._forward_cache,
-        }
-    found = {"value": one.value, "cache": one._forward_cache}
-    if one.meta.is_mean_reduction:
-        found["size"] = one.cumulated_batch_size
-    return found | {"has_reset": one.has_reset, "count": getattr(one, "_update_count", 0)}
-
-
-def _put_metric(one: Any, state: Mapping[str, Any]) -> None:
-    one._forward_cache, one._computed = state["cache"], None
-    if not one.is_tensor:
-        for name, value in state["states"].items():
-            setattr(one.value, name, value)
-        one.value._update_count = state["count"]
-        return
-    one.value, one.has_reset, one._update_count = state["value"], state["has_reset"], state["count"]
-    if "size" in state:
-        one.cumulated_batch_size = state["size"]

@@ -17,17 +17,12 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader
 
+from jitckpt.data import progress_bars
 from jitckpt.frameworks import protection
 
 LEFT_OUT = "evaluations in epochs that are done are made again"
 
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
-PROGRESS_BARS = (
-    "tqdm",
-    "rich",
-    "progressbar",
-    "alive_progress",
-)  # generators that count nothing of the script's
 
 _begin_pass: list[Callable[[Any, FrameType], Iterator[Any] | None]] = []
 
@@ -53,7 +48,7 @@ def why_not(frame: FrameType | None) -> str | None:
 
     A loop over numbers that draws batches beside them begins with the first number again.
     """
-    while frame is not None and frame.f_globals.get("__name__", "").startswith(PROGRESS_BARS):
+    while frame is not None and progress_bars.is_in_one(frame):
         frame = frame.f_back
     if frame is None:
         return None
@@ -92,7 +87,7 @@ def _ask_before(kind: Any) -> None:
         frame = sys._getframe(1)
         # A pass that stands in the loader's place iterates it in its turn.
         is_own = frame.f_globals.get("__name__", "").startswith("jitckpt.data.")
-        if torch.is_grad_enabled() and not is_own:
+        if torch.is_grad_enabled() and not is_own and not progress_bars.makes_one(frame):
             for begin in _begin_pass:
                 if (iteration := begin(loader, frame)) is not None:
                     return iteration

@@ -196,7 +196,7 @@ class TransformersTraining:
         )
         self._in_step = False  # the optimizer step is about to be made, or is, and its end not yet
         self._pending = False  # what belongs to the restored step is not done
-        self._resumes = False
+        self._resumes = self._evaluates_first = False
         self._at_end = False  # of an epoch of which no step is made in this process
         self._epochs_before = 0  # that a checkpoint of the user's was behind
         self._steps_before = 0
@@ -356,9 +356,13 @@ class TransformersTraining:
             told = state | {"global_step": step, "log_history": log}
             (folder / "trainer_state.json").write_text(json.dumps(told, indent=2) + "\n")
         protection.agree(None)
+        arguments = trainer.args
+        makes_callbacks = arguments.restore_callback_states_from_checkpoint
+        arguments.restore_callback_states_from_checkpoint = False  # the script's own objects stay
         self._initial_state(self.folder)  # the Trainer's own resume
-        if not trainer.args.restore_callback_states_from_checkpoint:
-            _put_back_callbacks(self._stateful_callbacks(), state["stateful_callbacks"])
+        arguments.restore_callback_states_from_checkpoint = makes_callbacks
+        _put_back_callbacks(self._stateful_callbacks(), state["stateful_callbacks"])
+        self._evaluates_first, arguments.eval_on_start = arguments.eval_on_start, False  # it has by now
         trainer.state.stateful_callbacks = state["stateful_callbacks"]
         trainer.save_model(self.folder, _internal_call=True)
         trainer._save_optimizer_and_scheduler(self.folder)
@@ -390,6 +394,7 @@ class TransformersTraining:
                 kwargs["resume_from_checkpoint"] = None
             return kwargs
         self._resumes = False
+        self.trainer.args.eval_on_start = self._evaluates_first
         self._protection.go_on_now()
         assert self._loader is not None
         self._put_attributes_back()

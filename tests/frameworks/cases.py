@@ -45,6 +45,8 @@ AT_PLACES = {
     "transformers, accumulated": Program(("transformers",), "transformers_accumulated.py"),
     "trl": Program(("trl", "peft"), "trl_sft.py"),
     "lightning, a GAN": Program(("lightning",), "lightning_gan.py"),
+    "lightning, hooks": Program(("lightning", "torchmetrics"), "lightning_hooks.py"),
+    "lightning, a stream": Program(("lightning", "torchmetrics"), "lightning_hooks.py", {"LOADER": "stream"}),
     "accelerate, variables": Program(("accelerate",), "accelerate_variables.py"),
 }
 PROGRAMS = {

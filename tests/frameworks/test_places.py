@@ -19,6 +19,8 @@ PLACES = {
     ),
     "trl": ("1/log/3", "1/optimizer begins/6"),
     "lightning, a GAN": ("1/step begins/6", "1/between optimizers/6"),
+    "lightning, hooks": ("1/step begins/3", "1/step begins/7"),
+    "lightning, a stream": ("1/step begins/3",),
     "accelerate, variables": ("1/step begins/6", "0/epoch ends/2"),
 }
 
@@ -27,6 +29,8 @@ PLACES = {
 KNOWN = (
     "Several optimizer steps are made in one iteration",
     "The loop changes variables of the script that no save holds: _passed.",
+    "Parameters or optimizer state are changed in the middle of a minibatch",
+    "The 1 batches that a DataLoader gave before the failure are read again",
 )
 
 

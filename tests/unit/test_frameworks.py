@@ -208,7 +208,44 @@ def test_a_pass_that_holds_its_last_batch_back_goes_on(
     """Also where a loop has begun: what it makes is chosen, by the pass inside."""
     if watching:
         monkeypatch.setattr(made_in_loop, "_known", made_in_loop._Known())
-    goes_on(lambda: HeldBack(base()), left_out=1)
+    goes_on(lambda: HeldBack(base(), lambda: 1), left_out=1)
+
+
+def one_ahead(one: Pass, number: int) -> list[torch.Tensor]:
+    """Train with batches, the next of which is drawn before each, as Lightning does with a stream."""
+    found, ahead = [], one.next()
+    for _ in range(number):
+        batch = ahead
+        try:
+            ahead = one.next()
+        except StopIteration:
+            ahead = None
+        found.append(torch.cat([batch, torch.rand(1)]))
+    return found
+
+
+@pytest.mark.parametrize("done", range(1, 7))
+def test_a_batch_that_is_drawn_ahead_is_held_back_with_the_last_one(done: int) -> None:
+    def loader() -> Loader:
+        return Loader(HeldBack(base(), lambda: 2), pytest.fail)
+
+    torch.manual_seed(1)
+    undisturbed = one_ahead(loader().begin(), 6)
+    torch.manual_seed(1)
+    before = loader().begin()
+    one_ahead(before, done)
+    state, host = before.state, Generators().capture()
+    torch.manual_seed(99)  # another process
+    again = loader().begin(PassState(**vars(state)))
+    Generators().restore(tree_codec.decode(host.tree, host.tensors))
+    restored, ahead = again.next(), None
+    assert torch.equal(restored, undisturbed[done - 1][:-1])
+    if done < 6:
+        ahead = again.next()
+    for number in range(done, 6):
+        batch, ahead = ahead, None if number == 5 else again.next()
+        assert batch is not None
+        assert torch.equal(torch.cat([batch, torch.rand(1)]), undisturbed[number])
 
 
 def test_the_doctor_names_frameworks() -> None:
@@ -245,7 +282,7 @@ def test_a_loader_with_a_state_goes_on_in_its_second_epoch_where_a_batch_is_held
 
     def loader() -> Loader:
         inner = Stateful(range(6), sampler=SeededLate(), batch_size=2)  # type: ignore[arg-type]
-        return Loader(HeldBack(inner), pytest.fail)
+        return Loader(HeldBack(inner, lambda: 1), pytest.fail)
 
     one = loader()
     assert len([*drawn(one.begin())]) == 3

@@ -9,8 +9,21 @@ from typing import Any
 import pytest
 from torch.utils.data import DataLoader
 
+from jitckpt.data import progress_bars
+from jitckpt.data.loop import Loop
 from jitckpt.frameworks import script_loops
 from jitckpt.frameworks.script_loops import why_not
+
+
+@pytest.fixture
+def new_loop() -> Loop:
+    return Loop(
+        begins=lambda: None,
+        boundary=lambda frame: True,
+        write_again=lambda: None,
+        put_back=lambda: None,
+        warn=pytest.fail,
+    )
 
 
 class Loader:
@@ -47,6 +60,45 @@ def test_batches_over_and_over_can_not() -> None:
     loader = Loader()
     next(itertools.cycle(loader))
     assert loader.refusal is not None
+
+
+def bar(loader: Any) -> Any:
+    """Return a progress bar as tqdm.auto's: it asks for an iterator as it is made, and draws from another."""
+    text = """
+class Bar:
+    def __init__(self, iterable):
+        self.iterable, self.asked = iterable, iter(iterable)
+
+    def __iter__(self):
+        yield from self.iterable
+"""
+    names = {"__name__": "tqdm.asyncio"}
+    exec(text, names)
+    return names["Bar"](loader)  # type: ignore[operator]
+
+
+class Counting:
+    """A loader that notes which of its passes are begun."""
+
+    def __init__(self) -> None:
+        self.begun = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.begun += not progress_bars.makes_one(sys._getframe(1))
+        return iter([1, 2])
+
+
+def test_a_progress_bar_that_is_only_made_begins_no_pass() -> None:
+    loader = Counting()
+    assert [*bar(loader)] == [1, 2]
+    assert loader.begun == 1
+
+
+def test_a_progress_bar_around_batches_begins_one_pass(new_loop: Loop) -> None:
+    batches = new_loop.batches(DataLoader([1, 2, 3, 4]))  # type: ignore[arg-type]
+    for _ in range(2):
+        assert len([*bar(batches)]) == 4
+    assert new_loop.round[2] == 2
 
 
 def test_a_generator_of_the_scripts_can_not() -> None:

@@ -9,6 +9,7 @@ from accelerate import Accelerator
 from ends import digest, log_loss, passes
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+from tqdm.auto import tqdm
 
 seen = 0
 
@@ -39,7 +40,7 @@ def main():
     history, best, scale, meter, step = [], None, 1.0, Meter(), 0
     for epoch in range(3):
         total = 0.0
-        for points, labels in loader:
+        for points, labels in tqdm(loader, disable=True):
             passes("step begins")
             count(points)
             loss = nn.functional.cross_entropy(model(points) * scale, labels)
