@@ -7,8 +7,8 @@ import os
 def held_descriptors() -> set[str]:
     """Return the descriptors that are open, after all that was dropped before has been collected.
 
-    Without that, what an earlier test left to the garbage collector is closed in the middle of a
-    later one, which then seems to have closed too much.
+    A test asserts that it holds no more than before, not as much: a thread of an earlier test may
+    close its own in the middle of it.
     """
     gc.collect()
     return set(os.listdir("/proc/self/fd"))

@@ -181,7 +181,7 @@ def start(tmp_path: Path) -> Iterator[Starter]:
     for job in starter.jobs:
         job.close()
     assert children() == others
-    assert held_descriptors() == files
+    assert held_descriptors() <= files
 
 
 DIES_WHEN_ALL_ARE_THERE = """

@@ -253,7 +253,7 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
     refused = asyncio.run(heard())
     assert why in refused
     assert f"a host's ranks did not come here: {refused}" in capsys.readouterr().err
-    assert held_descriptors() == before
+    assert held_descriptors() <= before
 
 
 def test_what_a_host_knows_of_all_steps_goes_with_its_ranks() -> None:

@@ -43,7 +43,7 @@ def test_what_is_no_file_is_not_opened(tmp_path: Path, pipe: Path, flags: int) -
         for path in (pipe, tmp_path / "socket", tmp_path, Path("/dev/zero")):
             with pytest.raises(regular_file.NoFileError, match="it is no file"):
                 regular_file.open_regular(path, flags)
-        assert held_descriptors() == before
+        assert held_descriptors() <= before
 
 
 def test_a_file_and_what_leads_to_one_is_opened(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_at_the_close_all_end_and_nothing_is_left(tmp_path: Path) -> None:
     for answer, pidfd in started:
         assert not Path(f"/proc/{pid_of(answer)}").exists()
         os.close(pidfd)
-    assert held_descriptors() == files
+    assert held_descriptors() <= files
     assert not any(event == "warning" for event, _, _ in host.events())
 
 
@@ -220,7 +220,7 @@ def test_servers_that_have_ended_cost_nothing_any_more(host: Host) -> None:
         _, pidfd = host.start(client, "exit 3")
         os.close(pidfd)
     host.listen_until(lambda: sum(event == "server_ended" for event, _, _ in host.events()) == 5)
-    assert held_descriptors() == files
+    assert held_descriptors() <= files
 
 
 def test_who_hangs_up_keeps_its_servers_until_they_end(host: Host) -> None:

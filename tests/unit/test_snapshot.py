@@ -70,7 +70,7 @@ def test_what_nobody_has_read_is_looked_at_and_stays(kind: int) -> None:
             before = held_descriptors()
             with pytest.raises(MoveError, match="asking for a server"):
                 peeked(ours)
-            assert held_descriptors() == before
+            assert held_descriptors() <= before
 
 
 def test_the_files_that_a_process_writes_are_found_with_their_lengths(tmp_path: Path) -> None:
