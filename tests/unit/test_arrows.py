@@ -16,6 +16,7 @@ ROOT = Path(__file__).parents[2]
 
 # From the top of the house down. What has no room, such as errors.py, stands by itself.
 PYTHON = {
+    "__main__": "cli",
     "cli": "rehearsal agent agent/migration doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",

@@ -279,3 +279,8 @@ print(sorted(name for name in sys.modules if name in ("torch", "numpy", "cffi"))
 """
     shown = subprocess.check_output([sys.executable, "-c", code], text=True, timeout=300)
     assert shown.splitlines()[-1] == "[]"
+
+
+def test_the_package_can_be_run_as_a_module() -> None:
+    said = subprocess.run([sys.executable, "-m", "jitckpt", "fly"], capture_output=True, text=True, check=False)
+    assert (said.returncode, said.stderr.splitlines()[-1][:40]) == (2, "jitckpt: error: there is no command fly")
