@@ -77,7 +77,7 @@ def watch() -> None:
     kinds |= {one for one in objects if issubclass(type(one), type) and _can_be_known(one)}
     for one in [one for one in objects if type(one) in kinds]:
         if type(one) in (list, tuple):
-            if _may_be_dataset(one):
+            if _is_whole(one) and _may_be_dataset(one):
                 known.lists[id(one)] = _ListMark(one)
             continue
         with suppress(TypeError):  # of a class with __slots__
@@ -215,6 +215,14 @@ def _are_datasets(value: Any) -> bool:
 
 def _may_be_dataset(one: list[Any] | tuple[Any, ...]) -> bool:
     return len(one) > 1 and isinstance(one[0], LISTED if type(one) is list else COLLECTED)
+
+
+def _is_whole(one: list[Any] | tuple[Any, ...]) -> bool:
+    """Whether all is there that it is to have: zip() fills a tuple with iterators, of which ours is one.
+
+    To read what is not there yet would end the process.
+    """
+    return len(gc.get_referents(one)) == len(one) if type(one) is tuple else True
 
 
 def _marks_of(one: Any) -> dict[str, object]:

@@ -12,9 +12,9 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from jitckpt.data import data_pass, progress_bars
-from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import dispatched, protection, read_ahead, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
+from jitckpt.frameworks.script_pass import ScriptPass
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
@@ -62,7 +62,7 @@ def _name() -> str:
     return f"accelerate {importlib.import_module('accelerate').__version__}"
 
 
-def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
+def _begin_pass(loader: Any, frame: FrameType) -> ScriptPass | None:
     """Return the pass over a loader of training batches; None for another one, and without protection."""
     global _training  # noqa: PLW0603
     if not torch.is_grad_enabled() or progress_bars.makes_one(frame):
@@ -77,7 +77,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iteration | None:
         _training = AccelerateTraining(of, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
-    return Iteration(_training.protection.job.loop, loader)
+    return ScriptPass(_training.protection.job.loop, loader, frame)
 
 
 def _is_or_skips(loader: Any, known: Any) -> bool:

@@ -11,9 +11,9 @@ from typing import Any
 
 import torch
 
-from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
+from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.worker.agreements import all_say
 
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
@@ -53,7 +53,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
         _training = DeepSpeedTraining(engine, script_loops.why_not(frame))
     if _training is None or _training.protection is None or _training.engine is not engine:
         return None
-    return Iteration(_training.protection.job.loop, loader)
+    return ScriptPass(_training.protection.job.loop, loader, frame)
 
 
 class DeepSpeedTraining:

@@ -13,9 +13,9 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
+from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.state import parallel
 from jitckpt.worker import job as jobs
 
@@ -60,7 +60,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if _made is None or not _made.is_training:
         return None
     _made.begin(script_loops.why_not(frame))
-    return None if _made.protection is None else Iteration(_made.protection.job.loop, loader)
+    return None if _made.protection is None else ScriptPass(_made.protection.job.loop, loader, frame)
 
 
 class Made:

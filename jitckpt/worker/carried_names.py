@@ -104,6 +104,12 @@ def _attributes(instructions: Iterable[dis.Instruction]) -> set[str]:
     return {one.argval for one in instructions if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
 
 
+def names_in(code: CodeType, belonging: dis.Instruction) -> frozenset[str]:
+    """Return the names that are read in the expression to which an instruction belongs."""
+    read = (one for one in _of_expression(dis.get_instructions(code), belonging) if "LOAD_" in one.opname)
+    return frozenset(name for one in read for name in _names(one.argval) if isinstance(name, str))
+
+
 def _of_expression(
     instructions: Iterable[dis.Instruction], belonging: dis.Instruction
 ) -> Iterator[dis.Instruction]:

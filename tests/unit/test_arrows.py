@@ -32,7 +32,7 @@ PYTHON = {
     "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system bindings wire",
-    "frameworks": "worker worker/self_check state data encoding console system wire errors",
+    "frameworks": "worker worker/self_check bindings state data encoding console system wire errors",
     "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "

@@ -5,6 +5,8 @@ import gc
 import itertools
 import multiprocessing
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -1107,6 +1109,21 @@ def test_what_is_made_of_samples_as_an_epoch_begins_is_made_again(
     monkeypatch.setattr(made_in_loop, "watch", WATCH)
     assert run(made_anew, lambda: kind).told == run(made_anew, lambda: kind, plain=True).told
     check_all(made_anew, lambda: kind, (2, 6) if kind == "DistributedSampler" else (2, 6, 9, 10))
+
+
+def test_a_zip_that_is_being_made_is_no_list_of_samples() -> None:
+    # In a process of its own, which would end.
+    text = """
+from torch.utils.data import DataLoader
+from jitckpt.data.loop import Loop
+
+nothing = lambda: None
+loop = Loop(begins=nothing, boundary=lambda _: False, write_again=nothing, put_back=nothing, warn=print)
+loader = DataLoader([1, 2], batch_size=None)
+print([*zip(loop.batches(loader), loop.batches(loader))])
+"""
+    ended = subprocess.run([sys.executable, "-c", text], capture_output=True, text=True, check=True)
+    assert ended.stdout == "[(1, 1), (2, 2)]\n"
 
 
 def test_loaders_in_turn_give_what_they_give_alone() -> None:

@@ -11,12 +11,26 @@ from torch.utils.data import DataLoader
 
 from jitckpt.data import progress_bars
 from jitckpt.data.loop import Loop
-from jitckpt.frameworks import script_loops
+from jitckpt.encoding import tree_codec
+from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.frameworks import protection, script_loops
 from jitckpt.frameworks.script_loops import why_not
+from jitckpt.frameworks.script_pass import ScriptPass
 
 
 @pytest.fixture
 def new_loop() -> Loop:
+    return made_loop()
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(protection, "tell", found.append)
+    return found
+
+
+def made_loop() -> Loop:
     return Loop(
         begins=lambda: None,
         boundary=lambda frame: True,
@@ -134,3 +148,86 @@ def test_torchdatas_loader_is_asked_for_too_but_not_by_the_pass_in_its_place(
     assert iterated(loader, "__main__") == ["the pass's"]
     assert iterated(loader, "jitckpt.hooks.torch_loaders") == ["the pass's"]  # around the script's
     assert iterated(loader, "jitckpt.data.data_pass") == ["the loader's own"]
+
+
+def saved_after(number: int) -> tuple[Any, list[int]]:
+    """Return what a loop tells of itself after so many batches of a loader of eight."""
+    loop = made_loop()
+    iteration = ScriptPass(loop, numbers(), sys._getframe())
+    given = [next(iteration) for _ in range(number)]
+    return decoded(loop.capture()), given
+
+
+def numbers() -> Any:
+    return DataLoader([*range(8)], batch_size=None)  # type: ignore[arg-type]
+
+
+def decoded(encoded: Encoded) -> Any:
+    return tree_codec.decode(encoded.tree, encoded.tensors)
+
+
+def goes_on_after(number: int) -> Loop:
+    saved, _ = saved_after(number)
+    loop = made_loop()
+    loop.restore(saved, None, 1)
+    return loop
+
+
+class Passes:
+    """In the place of a loader that a framework has prepared."""
+
+    def __init__(self, loop: Loop) -> None:
+        self._loop, self._loader = loop, numbers()
+
+    def __iter__(self) -> Iterator[int]:
+        frame = sys._getframe(1)
+        return iter([]) if progress_bars.makes_one(frame) else ScriptPass(self._loop, self._loader, frame)
+
+
+LAST = [(5, 5), (6, 6), (7, 7)]
+
+
+def test_enumerate_counts_on_in_the_middle_of_a_pass() -> None:
+    assert [*enumerate(Passes(goes_on_after(5)))] == LAST
+
+
+def test_enumerate_counts_on_from_where_it_began() -> None:
+    assert [*enumerate(Passes(goes_on_after(5)), 1)] == [(6, 5), (7, 6), (8, 7)]
+
+
+def test_enumerate_counts_on_around_and_inside_of_a_progress_bar() -> None:
+    assert [*enumerate(bar(Passes(goes_on_after(5))))] == LAST
+    assert [*bar(enumerate(Passes(goes_on_after(5))))] == LAST
+
+
+def test_enumerate_counts_on_around_two_loaders() -> None:
+    loop, other = goes_on_after(5), goes_on_after(5)
+    assert [*enumerate(zip(Passes(loop), Passes(other), strict=True))] == [(n, (n, n)) for n in (5, 6, 7)]
+
+
+def test_a_pass_that_begins_anew_is_counted_anew() -> None:
+    passes = Passes(goes_on_after(5))
+    assert [*enumerate(passes)] == LAST
+    assert [*enumerate(passes)] == [(number, number) for number in range(8)]
+
+
+def test_an_enumerate_of_something_else_is_left_alone() -> None:
+    letters = enumerate("abcd")
+    assert next(letters) == (0, "a")
+    assert [*enumerate(Passes(goes_on_after(5)))] == LAST
+    assert next(letters) == (1, "b")
+
+
+def test_other_counts_beside_the_batches_are_named(told: list[str]) -> None:
+    passes = Passes(made_loop())
+    for _ in zip(range(2), passes, strict=False):
+        pass
+    for _ in enumerate(itertools.islice(passes, 2)):
+        pass
+    assert [text.partition("(")[0] for text in told] == ["range", "islice"]
+    told.clear()
+    for _ in enumerate(zip(passes, passes, strict=True)):
+        pass
+    for _, _ in enumerate(passes, 1):
+        pass
+    assert told == []
