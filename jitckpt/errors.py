@@ -19,6 +19,10 @@ class CheckpointError(JitckptError):
     restart_helps = False
 
 
+class LeftToScriptError(JitckptError):
+    """The script has brought itself back by means of its own, which no save of jitckpt's fits."""
+
+
 class RecoveryError(JitckptError):
     """What a recovery in place has led to can't be relied on; a restart goes back to before it."""
 

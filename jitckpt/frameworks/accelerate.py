@@ -12,13 +12,14 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from jitckpt.data import data_pass, progress_bars
-from jitckpt.frameworks import dispatched, protection, read_ahead, script_loops
+from jitckpt.frameworks import dispatched, own_checkpoints, protection, read_ahead, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
 
+LOADS_BY = "load_state"
 SKIPS = "SkipBatchSampler"
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -41,7 +42,7 @@ def install(accelerator: ModuleType) -> None:
     for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.begin)):
         if fits_and_begin not in data_pass.OTHER_KINDS:
             data_pass.OTHER_KINDS.append(fits_and_begin)
-    prepare_one = kind.prepare
+    prepare_one, load_one = kind.prepare, kind.load_state
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         _accelerators.add(self)
@@ -51,11 +52,23 @@ def install(accelerator: ModuleType) -> None:
         iteration = _begin_pass(self, sys._getframe(1))
         return read_ahead.iterated(self) if iteration is None else iteration
 
-    kind.prepare = prepare
+    def load_state(self: Any, *args: Any, **kwargs: Any) -> None:
+        handle = self.register_load_state_pre_hook(_loads)
+        try:
+            load_one(self, *args, **kwargs)
+        finally:
+            handle.remove()
+
+    kind.prepare, kind.load_state = prepare, load_state
     for loader in (data_loader.DataLoaderShard, data_loader.DataLoaderDispatcher):
         setattr(loader, read_ahead.ORIGINAL, loader.__iter__)
         loader.__iter__ = __iter__
-    script_loops.unless_repeated(kind, WRITES)
+    script_loops.unless_repeated(kind, (*WRITES, LOADS_BY))  # what it would load is older
+
+
+def _loads(models: list[nn.Module], folder: str) -> None:
+    if _training is None:
+        own_checkpoints.loaded(folder)
 
 
 def _name() -> str:
@@ -74,7 +87,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> ScriptPass | None:
     if of is None or not any(model.training for model in of._models):
         return None
     if _training is None and not protection.is_taken():
-        _training = AccelerateTraining(of, script_loops.why_not(frame))
+        _training = AccelerateTraining(of, frame)
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
     return ScriptPass(_training.protection.job.loop, loader, frame)
@@ -95,8 +108,10 @@ def _is_or_skips(loader: Any, known: Any) -> bool:
 class AccelerateTraining:
     """The training of one Accelerator; as `extra` of the job, what the Accelerator itself counts."""
 
-    def __init__(self, accelerator: Any, refusal: str | None) -> None:
+    def __init__(self, accelerator: Any, frame: FrameType) -> None:
+        """frame: it iterates the loader."""
         self.accelerator = accelerator
+        refusal = script_loops.why_not(frame)
         self.protection: FrameworkProtection | None = None
         name = _name()
         if refusal is not None:
@@ -118,8 +133,9 @@ class AccelerateTraining:
             schedulers=[getattr(one, "scheduler", one) for one in accelerator._schedulers],
             scaler=accelerator.scaler,
             progress=self,
-            left_out=script_loops.LEFT_OUT,
+            left_out=script_loops.LEFT_OUT + own_checkpoints.left_out(frame, LOADS_BY),
             keeps_variables=True,
+            loads_by=LOADS_BY,
             keep="give an object with state_dict and load_state_dict that has them to "
             "accelerator.register_for_checkpointing",
         )

@@ -4,6 +4,7 @@ From ZeRO stage 1 on each rank holds another part of the optimizer's state, whic
 rank is a shard of its own, and what is saved of it is never taken for another's.
 """
 
+import os
 import weakref
 from collections.abc import Iterator
 from types import FrameType, ModuleType
@@ -11,11 +12,12 @@ from typing import Any
 
 import torch
 
-from jitckpt.frameworks import protection, script_loops
+from jitckpt.frameworks import own_checkpoints, protection, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.worker.agreements import all_say
 
+LOADS_BY = "load_checkpoint"
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
 
 _engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -33,14 +35,20 @@ def protect() -> None:
 def install(engine: ModuleType) -> None:
     """Have every engine protect the training that it makes."""
     kind = engine.DeepSpeedEngine
-    initialise = kind.__init__
+    initialise, load = kind.__init__, kind.load_checkpoint
 
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
         _engines.add(self)
 
+    def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
+        path, client_state = load(self, *args, **kwargs)
+        if path is not None and _training is None:
+            own_checkpoints.loaded(os.path.dirname(path))
+        return path, client_state
+
     script_loops.unless_repeated(kind, ("save_checkpoint", "save_16bit_model"))
-    kind.__init__ = __init__
+    kind.__init__, kind.load_checkpoint = __init__, load_checkpoint
     script_loops.when_iterated(_begin_pass)
 
 
@@ -50,7 +58,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if engine is None:
         return None
     if _training is None and not protection.is_taken():
-        _training = DeepSpeedTraining(engine, script_loops.why_not(frame))
+        _training = DeepSpeedTraining(engine, frame)
     if _training is None or _training.protection is None or _training.engine is not engine:
         return None
     return ScriptPass(_training.protection.job.loop, loader, frame)
@@ -59,9 +67,11 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
 class DeepSpeedTraining:
     """The training of one engine; as `extra` of the job, what the engine itself counts."""
 
-    def __init__(self, engine: Any, refusal: str | None) -> None:
+    def __init__(self, engine: Any, frame: FrameType) -> None:
+        """frame: it iterates the loader."""
         import deepspeed
 
+        refusal = script_loops.why_not(frame)
         self.engine = engine
         self.protection: FrameworkProtection | None = None
         self._agreed: dict[str, Any] | None = None
@@ -91,8 +101,11 @@ class DeepSpeedTraining:
             optimizers=[engine.optimizer],
             schedulers=[scheduler] if hasattr(scheduler, "state_dict") and hasattr(scheduler, "step") else [],
             progress=self,
-            left_out=script_loops.LEFT_OUT + ("; a lost rank's part of the optimizer" if is_sharded else ""),
+            left_out=script_loops.LEFT_OUT
+            + ("; a lost rank's part of the optimizer" if is_sharded else "")
+            + own_checkpoints.left_out(frame, LOADS_BY),
             keeps_variables=True,
+            loads_by=LOADS_BY,
             shard=(rank, ranks) if is_sharded else None,
         )
         if self.protection is not None:

@@ -20,7 +20,8 @@ from torch import nn
 
 from jitckpt.console import say
 from jitckpt.data.loop import Iteration
-from jitckpt.errors import CheckpointError, JitckptError
+from jitckpt.errors import CheckpointError, JitckptError, LeftToScriptError
+from jitckpt.frameworks import own_checkpoints
 from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
 from jitckpt.worker import advice, agreements
@@ -131,6 +132,7 @@ def begin(
     made_up: bool = False,
     keeps_attributes: bool = False,
     keeps_variables: bool = False,
+    loads_by: str = "",
 ) -> FrameworkProtection | None:
     """Protect a training and bring it back; None, with a line, if that can't be.
 
@@ -139,6 +141,7 @@ def begin(
     which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
     the adapter has the framework do again whatever follows the restored step. keeps_attributes: it keeps
     those of the model's modules itself. keeps_variables: the loop is the script's, so its variables are kept.
+    loads_by: what the script loads the framework's own checkpoints by.
     Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
     global _current  # noqa: PLW0603
@@ -172,16 +175,30 @@ def begin(
         "the framework's own progress": progress is not None,
         "variables of the script's loop": keeps_variables,
     }
-    if job.is_protected:
-        _say_recognised(framework, [part for part, is_so in protected.items() if is_so], left_out)
     job.made_up = made_up
     job.trust_extra()
     if keeps_attributes:
         job.leave_attributes()
     if keeps_variables:
         job.keep_variables()
-    _current = FrameworkProtection(job, job.restore())
+    _current = _restored(framework, job, loads_by)
+    if _current is not None and job.is_protected:
+        _say_recognised(framework, [part for part, is_so in protected.items() if is_so], left_out)
     return _current
+
+
+def _restored(framework: str, job: Job, loads_by: str) -> FrameworkProtection | None:
+    job.is_left_to_script = lambda: own_checkpoints.are_others(job.root)
+    try:
+        restored = job.restore()
+    except LeftToScriptError:
+        job.close()
+        why = own_checkpoints.LEFT_TO_IT.format(method=loads_by, root=job.root)
+        _say_first(f"{framework}: recognised, but not protected in this start: {why}")
+        return None
+    if restored == 0:
+        own_checkpoints.keep(job.root, job.identity.rank)
+    return FrameworkProtection(job, restored)
 
 
 def _take(framework: str) -> bool:
@@ -221,6 +238,14 @@ def refuse(text: str) -> None:
     global _taken  # noqa: PLW0603
     _taken = text
     _say_first(text)
+
+
+def end(text: str) -> None:
+    """Say, once, that the training is not protected from here on, and why."""
+    if _taken != text:
+        if _current is not None:
+            _current.job.close()
+        refuse(text)
 
 
 def tell(text: str) -> None:

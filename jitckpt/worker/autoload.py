@@ -20,6 +20,7 @@ VARIABLES = tuple(
 # this room, which so has them by name alone, as if they were entry points of other packages.
 FRAMEWORKS = {
     "accelerate.accelerator": "jitckpt.frameworks.accelerate",
+    "accelerate.local_sgd": "jitckpt.frameworks.local_sgd",
     "transformers.trainer": "jitckpt.frameworks.transformers",
     "lightning.pytorch.trainer.trainer": "jitckpt.frameworks.lightning",
     "deepspeed.runtime.engine": "jitckpt.frameworks.deepspeed",

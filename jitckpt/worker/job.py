@@ -25,7 +25,14 @@ from jitckpt.data.loop import Batches, Loop
 from jitckpt.decisions import elastic, memory_wanted, replicas
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.encoding.tree_codec import Encoded
-from jitckpt.errors import CheckpointError, JitckptError, NativeError, SaveError, TreeError
+from jitckpt.errors import (
+    CheckpointError,
+    JitckptError,
+    LeftToScriptError,
+    NativeError,
+    SaveError,
+    TreeError,
+)
 from jitckpt.events import EventLog
 from jitckpt.saves import directory_lock, folders, start_record, starts
 from jitckpt.saves.folders import SaveRecord
@@ -219,6 +226,8 @@ class Job:
 
     given_step: int | None = None  # by jit_get_checkpoint_path: what the script has loaded
     made_up = False  # who drives the loop does again what follows the restored step
+    # Whether the script has brought itself back, for all ranks alike; asked where there is a save.
+    is_left_to_script: Callable[[], bool] = staticmethod(lambda: False)
 
     def __init__(self, given: Arguments, *, step_barrier: bool | None, memory: Wanted | None) -> None:
         """step_barrier: None for where what the device keeps has to be on another host before the step.
@@ -405,7 +414,8 @@ class Job:
                 bit for bit; random numbers and the order of the data can't be.
 
         Raises CheckpointError if there are saves but none fits, or the save does not fit the model. A first
-        save that was never finished is passed over with a warning: the job begins anew.
+        save that was never finished is passed over with a warning: the job begins anew. With a framework's
+        adapter LeftToScriptError before anything is loaded, where `is_left_to_script` says so.
         """
         begun = time.monotonic()
         self._is_restored = True
@@ -425,6 +435,10 @@ class Job:
         except CheckpointError as error:
             misfit = error
         saved = self._saved_in_another_layout(choice, reshard or environment.RESHARD.get())
+        if (choice or saved) is not None and self.is_left_to_script():
+            raise LeftToScriptError(
+                f"The script has brought itself back, and no save in {self.root} fits that."
+            )
         if saved is not None:
             return self._restore_resharded(saved, begun)
         if misfit is not None:

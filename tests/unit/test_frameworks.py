@@ -19,7 +19,17 @@ from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
 from jitckpt.doctor import checks
 from jitckpt.encoding import tree_codec
-from jitckpt.frameworks import accelerate, held_back, idle, lightning, protection, read_ahead
+from jitckpt.errors import LeftToScriptError
+from jitckpt.frameworks import (
+    accelerate,
+    held_back,
+    idle,
+    lightning,
+    local_sgd,
+    own_checkpoints,
+    protection,
+    read_ahead,
+)
 from jitckpt.frameworks.attributes import numbered, owners_among
 from jitckpt.frameworks.held_back import HeldBack
 from jitckpt.state.module_attributes import is_kept, names_of_others
@@ -393,3 +403,90 @@ def test_a_pass_of_accelerate_is_over_a_prepared_loader_or_what_skips_its_first_
     assert not accelerate._is_or_skips(DataLoader(data, batch_size=2), prepared)  # an evaluation's
     of_others = DataLoader(Noisy(), batch_sampler=SkipBatchSampler(RandomSampler(data), 2, drop_last=False))
     assert not accelerate._is_or_skips(of_others, prepared)
+
+
+@pytest.fixture
+def told(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    found: list[str] = []
+    monkeypatch.setattr(protection, "_say_first", found.append)
+    monkeypatch.setattr(protection, "_taken", "")
+    return found
+
+
+def test_a_training_that_parts_its_ranks_is_not_protected(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class LocalSGD:
+        def __init__(self, enabled: bool) -> None:
+            self.enabled = enabled
+
+    theirs = types.ModuleType("accelerate.local_sgd of this test")
+    theirs.LocalSGD = LocalSGD  # type: ignore[attr-defined]
+    local_sgd.install(theirs)
+    LocalSGD(enabled=False)
+    assert told == []
+    closed: list[None] = []
+    job = SimpleNamespace(close=lambda: closed.append(None))
+    monkeypatch.setattr(protection, "_current", SimpleNamespace(job=job))
+    for _ in range(2):  # as a script makes one in each epoch
+        LocalSGD(enabled=True)
+    assert told == [local_sgd.NOT_PROTECTED]
+    assert protection.is_taken()
+    assert closed == [None]
+
+
+def test_a_start_is_the_scripts_that_has_loaded_other_checkpoints_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_checkpoints, "_loaded", [])
+    root, first, second = tmp_path / "saves", tmp_path / "first", tmp_path / "second"
+    for folder in (root, first, second):
+        folder.mkdir()
+    (first / "model").write_text("weights")
+    (second / "model").write_text("more weights")
+    assert not own_checkpoints.are_others(root)
+    own_checkpoints.loaded(first)
+    assert own_checkpoints.are_others(root)
+    own_checkpoints.keep(root, 1)
+    assert own_checkpoints.are_others(root)
+    own_checkpoints.keep(root, 0)
+    assert not own_checkpoints.are_others(root)
+    own_checkpoints.loaded(second)
+    assert own_checkpoints.are_others(root)
+
+
+def test_a_job_whose_script_has_brought_itself_back_is_not_restored_over_that(
+    told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Restored:
+        root, identity = Path("saves"), SimpleNamespace(rank=0)
+        is_closed = False
+        is_left_to_script: Callable[[], bool]
+
+        def restore(self) -> int:
+            if self.is_left_to_script():
+                raise LeftToScriptError("")
+            return 3
+
+        def close(self) -> None:
+            self.is_closed = True
+
+    monkeypatch.setattr(own_checkpoints, "are_others", lambda root: True)
+    job: Any = Restored()
+    assert protection._restored("a framework", job, "load_state") is None
+    assert job.is_closed
+    assert "the script has gone on from its own checkpoint (load_state)" in told[0]
+    monkeypatch.setattr(own_checkpoints, "are_others", lambda root: False)
+    again = protection._restored("a framework", job, "load_state")
+    assert again is not None
+    assert again.restored == 3
+
+
+def test_that_the_script_may_load_its_own_checkpoints_is_in_what_is_not_protected() -> None:
+    frame = sys._getframe()
+
+    def load(accelerator: Any) -> None:
+        accelerator.load_state("newest")
+
+    assert "(load_state)" in own_checkpoints.left_out(frame, "load_state")
+    assert own_checkpoints.left_out(frame, "load_checkpoint") == ""
