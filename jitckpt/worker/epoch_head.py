@@ -19,7 +19,8 @@ from torch.optim import Optimizer
 from jitckpt.hooks.gradients_read import GradientsRead
 from jitckpt.worker.as_restored import sums
 from jitckpt.worker.frames import is_scripts, variables_of
-from jitckpt.worker.script_variables import CLOCK_SECONDS, CLOCKS, MOST_BYTES
+from jitckpt.worker.script_variables import CLOCK_SECONDS, CLOCKS
+from jitckpt.worker.value_marks import MOST_BYTES
 
 DEPTH = 2  # of lists and dicts
 MOST_PARTS = 1000  # of one of them

@@ -16,7 +16,8 @@ from torch import nn
 
 from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.worker.frames import scripts_frames, variables_of
-from jitckpt.worker.script_variables import attributes_of, is_own, kept_by
+from jitckpt.worker.kept_by_extra import kept_by
+from jitckpt.worker.value_marks import attributes_of, is_own
 
 DEPTH = 3
 MOST_PARTS = 100  # of a container in which they are looked for

@@ -1,0 +1,125 @@
+"""Marks of what modules, datasets and samplers keep in attributes."""
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import islice
+from multiprocessing.sharedctypes import SynchronizedBase
+from types import FrameType
+from typing import Any
+
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
+
+from jitckpt.data.generators import samplers
+from jitckpt.state import module_attributes
+from jitckpt.state.kept_variables import place_inside
+from jitckpt.system.installed import is_scripts_class
+from jitckpt.worker.frames import place_of
+from jitckpt.worker.value_marks import (
+    CONTAINERS,
+    NUMBERS,
+    attributes_of,
+    carried_by,
+    dict_of,
+    is_own,
+    lasts_in,
+    marks_inside,
+    rebound,
+    state_of,
+)
+
+MOST_PARTS = 16  # of a module that was not given, such as one that computes losses
+
+
+def in_modules(models: Iterable[nn.Module], kept: set[object]) -> dict[str, object]:
+    """Return marks of what modules of the script's own classes keep in attributes, but for numbers.
+
+    Of these those that the training changes are named by who looks after the model.
+    """
+    marks: dict[str, list[object]] = {}
+    for module in {id(one): one for model in models for one in model.modules()}.values():
+        kind: Any = type(module)
+        if not is_scripts_class(kind) or kind.get_extra_state is not nn.Module.get_extra_state:
+            continue
+        for name, mark in marks_inside(kind.__qualname__, module, kept, notes=True).items():
+            marks.setdefault(name, []).append(mark)
+    return {**marks}
+
+
+def not_given(
+    scope: Mapping[str, object], read: Collection[str], given: Iterable[object], frame: FrameType
+) -> list[tuple[str, str, nn.Module]]:
+    """Return the modules that are no part of the models given, with names and the places of what they hold.
+
+    Those in variables, and in attributes of objects of the script's.
+    """
+    known = {id(part) for one in given if isinstance(one, nn.Module) for part in one.modules()}
+    ways = [(name, place_inside(place_of(frame, name), name), scope[name]) for name in read if name in scope]
+    for name, place, value in [*ways]:
+        if is_own(value):
+            inside = attributes_of(value).items()
+            ways += [(f"{name}.{key}", f"{place}.{key}", part) for key, part in inside]
+    found = []
+    for name, place, value in ways:
+        if isinstance(value, nn.Module) and id(value) not in known:
+            known.add(id(value))
+            parts = [*islice(value.named_modules(), MOST_PARTS)]
+            found += [
+                (f"{name}.{path}".rstrip("."), f"{place}.{path}".rstrip("."), part)
+                for path, part in parts
+                if part is value or id(part) not in known
+            ]
+    return found
+
+
+def in_other_modules(
+    modules: Iterable[tuple[str, str, nn.Module]], kept: set[object]
+) -> tuple[dict[str, object], dict[str, tuple[str, str]]]:
+    """Return marks of what these modules keep in attributes, and the places of that."""
+    marks: dict[str, object] = {}
+    places: dict[str, tuple[str, str]] = {}
+    for name, place, module in modules:
+        may_keep = module_attributes.may_keep(module)
+        kind: Any = type(module)
+        is_scripts, carried = is_scripts_class(kind), carried_by(kind)
+        found = marks_inside(name, module, kept, notes=True) if is_scripts else {}
+        for key, value in vars(module).items():
+            called = f"{name}.{key}"
+            if key == module_attributes.MODE or not may_keep(key, value):
+                continue
+            if type(value) in NUMBERS:
+                places[called] = place, key
+                if not is_scripts or lasts_in(module, key in carried, value):
+                    marks[called] = rebound(value)
+            elif called in found:
+                places[called] = place, key
+        marks |= found
+    return marks, places
+
+
+def in_loaders(
+    loaders: Iterable[DataLoader[Any]], kept: set[object], attributes: frozenset[str], tells_nothing: bool
+) -> dict[str, object]:
+    """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
+    marks: dict[str, list[object]] = {}
+    objects = [one for loader in loaders for one in (loader.dataset, *samplers(loader))]
+    # A sampler of the script's own need not be of torch's class: what it changes in a pass is made again.
+    own_samplers = {id(one) for loader in loaders for one in samplers(loader) if is_own(one)}
+    for one in {id(one): one for one in objects}.values():
+        kind = type(one).__qualname__
+        is_placed = isinstance(one, IterableDataset) and not tells_nothing  # its place is kept
+        kinds = CONTAINERS if id(one) in own_samplers else (int,) if is_placed else ()
+        kept_there = {f"{kind}.{name}" for name, part in dict_of(one).items() if type(part) in kinds}
+        for name, mark in marks_inside(kind, one, kept, attributes, notes=True).items():
+            if name not in kept_there:
+                marks.setdefault(name, []).append(mark)
+    return {**marks}
+
+
+def shared_in(loaders: Iterable[DataLoader[Any]]) -> dict[str, object]:
+    """Return marks of the numbers in datasets that all of a loader's processes share: nobody keeps these."""
+    return {
+        f"{type(loader.dataset).__qualname__}.{name}": state_of(part)
+        for loader in loaders
+        for name, part in getattr(loader.dataset, "__dict__", {}).items()
+        if isinstance(part, SynchronizedBase)
+    }

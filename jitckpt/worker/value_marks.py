@@ -1,0 +1,235 @@
+"""Marks of values of the script's: what is another once its loop has changed a value, in its place too."""
+
+import argparse
+import dis
+import enum
+import itertools
+import operator
+import random
+import weakref
+from array import array
+from collections import UserDict, UserList, deque
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from functools import cache
+from multiprocessing.sharedctypes import SynchronizedBase
+from types import CodeType, FunctionType, GeneratorType, SimpleNamespace
+from typing import Any
+
+import numpy
+import torch
+import xxhash
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from jitckpt.data.kept_generator import GENERATORS
+from jitckpt.state.plain_values import slots_of
+from jitckpt.system import installed
+from jitckpt.system.installed import is_scripts_class
+
+MOST_VALUES = 2000  # that are looked at in one variable
+MOST_BYTES = 1 << 26  # of an array, which takes some milliseconds
+DEPTH = 3  # to which objects of the script's own classes are looked into
+OTHERS_AFFAIR = (nn.Module, Optimizer, DataLoader, Dataset, Sampler)
+CONTAINERS = (list, tuple, dict, deque, set)
+OF_BYTES = (bytearray, array)
+AROUND_CONTAINERS = (UserList, UserDict)
+VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor, enum.Enum)
+ARRAYS = (numpy.ndarray, Tensor)
+NAMESPACES = (argparse.Namespace, SimpleNamespace)
+NUMBERS = (bool, int, float, complex)
+CONSTANTS = (type(None), *NUMBERS, str, bytes)
+OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
+_OPAQUE = "*opaque"
+_LIBRARIES = installed.folders()
+
+
+class _InPlace:
+    """A mark of a tensor or an array that is another once it was written to; another object tells nothing."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = weakref.ref(value)
+        self._content: object = None
+        if isinstance(value, Tensor):
+            self._content = None if value.is_inference() else value._version
+        elif not value.dtype.hasobject and value.nbytes <= MOST_BYTES:
+            self._content = xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).view(numpy.uint8).data)
+
+    def __eq__(self, other: object) -> bool:
+        same = isinstance(other, _InPlace) and self._value() is other._value() is not None
+        return not same or self._content == other._content  # type: ignore[attr-defined]
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def advanced(iterator: Any) -> object:
+    """Return what is another once an iterator has given its next value; a cycle does not tell."""
+    if isinstance(iterator, itertools.cycle):
+        return object()
+    if isinstance(iterator, GeneratorType):
+        frame = iterator.gi_frame
+        return frame and (frame.f_lasti, {name: rebound(value) for name, value in frame.f_locals.items()})
+    return repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
+
+
+def rebound(value: object) -> object:
+    """Return what is another once a variable is set to something else."""
+    if isinstance(value, bool | int | float | complex | str | bytes | None):
+        return value
+    return (id(value), _InPlace(value)) if isinstance(value, ARRAYS) else id(value)
+
+
+def marks_inside(
+    name: str,
+    value: object,
+    kept: set[object],
+    attributes: frozenset[str] = frozenset(),
+    *,
+    notes: bool = False,
+) -> dict[str, object]:
+    """Return marks of what an object of the script's changes in its place, by names.
+
+    attributes: those that the loop itself reads before it sets them. notes: other tensors in a container may
+    be those of the last forward pass, which nobody reads in the next one.
+    What has objects inside that are no values (events, files) is not looked at.
+    """
+    left = MOST_VALUES
+
+    def marks_in(one: Any, depth: int) -> Iterator[tuple[str, object]]:
+        kind: Any = type(one)
+        carried = carried_by(one if isinstance(one, type) else kind)
+        if isinstance(one, FunctionType):
+            carried = carried_in(one.__code__)
+        for key, part in attributes_of(one).items():
+            if (id(one), key) in kept:
+                continue
+            if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
+                continue
+            lasts = lasts_in(one, key in carried or key in attributes, part)
+            if lasts and isinstance(part, ARRAYS):
+                yield key, None if id(part) in kept else (id(part), _InPlace(part))
+            elif lasts:
+                yield key, mark(part, depth)
+            elif isinstance(part, ARRAYS) and id(part) not in kept:
+                yield key, _InPlace(part)
+
+    def mark(one: Any, depth: int) -> object:
+        nonlocal left
+        left -= 1
+        if left < 0 or depth < 0 or id(one) in kept:
+            return None
+        one = one.data if isinstance(one, AROUND_CONTAINERS) else one
+        if isinstance(one, (*GENERATORS, *OF_BYTES, SynchronizedBase)):
+            return state_of(one)
+        if isinstance(one, CONTAINERS):
+            parts = [*one]
+            if isinstance(one, dict):
+                parts = [part for key, part in one.items() if (id(one), key) not in kept]
+            marks = [mark(part, depth - 1) for part in parts[:MOST_VALUES]]
+            return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
+        if notes and isinstance(one, ARRAYS):
+            return _InPlace(one)
+        if is_own(one):
+            return [(key, found) for key, found in marks_in(one, depth - 1) if found is not _OPAQUE]
+        return rebound(one) if isinstance(one, VALUES) else _OPAQUE
+
+    found: dict[str, object] = {}
+    if isinstance(value, (*CONTAINERS, *OF_BYTES, *AROUND_CONTAINERS, *ARRAYS, SynchronizedBase)):
+        found[name] = mark(value, DEPTH)
+    elif _has_attributes(value):
+        found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
+    return {key: one for key, one in found.items() if one is not _OPAQUE}
+
+
+def _has_attributes(value: object) -> bool:
+    """Whether attributes of it may be the script's."""
+    if isinstance(value, FunctionType):
+        return not value.__code__.co_filename.startswith(_LIBRARIES)
+    own = is_scripts_class(value) if isinstance(value, type) else is_own(value)
+    return own or isinstance(value, nn.Module | Sampler | Dataset)
+
+
+def attributes_of(value: Any) -> dict[str, Any]:
+    found = {**dict_of(value), **dict(slots_of(value))}
+    if isinstance(value, type | FunctionType):
+        return {name: one for name, one in found.items() if not name.startswith("__")}
+    return found
+
+
+@cache
+def carried_by(kind: type) -> frozenset[str]:
+    """Return the attributes that a class's own functions read before they set them, and set."""
+    carried: set[str] = set()
+    for one in kind.__mro__ if is_scripts_class(kind) else ():
+        for function in vars(one).values() if is_scripts_class(one) else ():
+            if isinstance(function, FunctionType):
+                carried |= carried_in(function.__code__)
+    return frozenset(carried)
+
+
+@cache
+def carried_in(code: CodeType) -> frozenset[str]:
+    read: set[str] = set()
+    written: set[str] = set()
+    for one in dis.get_instructions(code):
+        if one.opname == "LOAD_ATTR" and one.argval not in written:
+            read.add(one.argval)
+        elif one.opname == "STORE_ATTR":
+            written.add(one.argval)
+    return frozenset(read & written)
+
+
+def lasts_in(owner: object, is_carried: bool, part: object) -> bool:
+    """Whether an attribute of this owner that changes is more than a note. is_carried: code carries it on.
+
+    What a sampler of the script's own changes in a pass is made again by the pass; a dataset's generators are
+    kept, and a dict of its is a cache as a rule.
+    """
+    if isinstance(part, SynchronizedBase):
+        return True
+    if isinstance(owner, Dataset):
+        of_tensors = isinstance(part, tuple) and any(isinstance(one, ARRAYS) for one in part)
+        is_number = type(part) is int or (type(part) is float and is_carried)
+        return isinstance(part, list | deque) or is_number or of_tensors
+    if isinstance(owner, Sampler):
+        kind: Any = type(owner)
+        return isinstance(part, CONTAINERS) and not is_scripts_class(kind)
+    return is_carried or _lasts(part)
+
+
+def _lasts(value: object) -> bool:
+    """Whether an attribute that changes is more than a note of the last iteration's result."""
+    return (type(value) is int or isinstance(value, (*CONTAINERS, *GENERATORS)) or is_own(value)) and not (
+        isinstance(value, OTHERS_AFFAIR)
+    )
+
+
+def is_own(value: object) -> bool:
+    kind: Any = type(value)
+    others = (*OTHERS_AFFAIR, type, enum.Enum)  # a member of an enum is a value
+    return (is_scripts_class(kind) or kind in NAMESPACES) and not isinstance(value, others)
+
+
+def dict_of(value: object) -> Mapping[str, Any]:
+    """Return an object's attributes, or nothing if its own code for them fails."""
+    with suppress(Exception):
+        return getattr(value, "__dict__", None) or {}
+    return {}
+
+
+def state_of(generator: Any) -> object:
+    if isinstance(generator, torch.Generator):
+        return generator.get_state().numpy().tobytes()
+    if isinstance(generator, random.Random):
+        return generator.getstate()
+    if isinstance(generator, OF_BYTES):
+        return len(generator), xxhash.xxh3_64_digest(memoryview(generator))
+    if isinstance(generator, SynchronizedBase):  # of multiprocessing, which a loader's workers see, too
+        return bytes(generator.get_obj())
+    state = (
+        generator.bit_generator.state
+        if isinstance(generator, numpy.random.Generator)
+        else generator.get_state()
+    )
+    return repr(state)
