@@ -25,6 +25,7 @@ from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
+from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -136,7 +137,7 @@ class _Waiting:
         listener = connections.listen(self._address)
         store, signature = self._store(), Signature(self._config.run_id, self._settings.secret)
         server = await asyncio.start_server(self._called, sock=listener)
-        own = Standby(self._address, listener.getsockname()[1])
+        own = Standby(self._address, listener.getsockname()[1], packing.can_pack())
         announce(store, signature, own)
         self._others = lambda: [one for one in announced(store, signature) if one != own]
         say("this host stands by: it takes the place of one whose devices are broken for good.")
@@ -230,7 +231,9 @@ async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, RankF
         while True:
             said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece)
             match said:
-                case ImagePiece(rank, image, at, proof) if (rank, image) in files:
+                case ImagePiece(rank, image, at, proof, packed) if (rank, image) in files:
+                    if packed:
+                        data = packing.unpack(data, packed)
                     if proof != checksum(data):
                         raise LinkError("A piece of an image came damaged.")
                     size += os.pwrite(files[rank, image], data, at)

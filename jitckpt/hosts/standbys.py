@@ -14,10 +14,11 @@ MOST = 1000  # entries that are looked at
 
 @dataclass(frozen=True)
 class Standby:
-    """Where one waits to be told."""
+    """Where one waits to be told. unpacks: whether it has zstd."""
 
     address: str
     port: int
+    unpacks: bool = False
 
 
 def _key(job: str) -> str:
@@ -27,7 +28,7 @@ def _key(job: str) -> str:
 def announce(store: Any, signature: Signature, own: Standby) -> None:
     """Say where this host waits. Raises RuntimeError, as torch does, if the store is lost."""
     number = store.add(_key(signature.job), 1)
-    signature.put(store, f"{_key(signature.job)}/{number}", [own.address, own.port])
+    signature.put(store, f"{_key(signature.job)}/{number}", [own.address, own.port, own.unpacks])
 
 
 def announced(store: Any, signature: Signature) -> list[Standby]:
@@ -38,8 +39,8 @@ def announced(store: Any, signature: Signature) -> list[Standby]:
     for number in range(min(store.add(_key(signature.job), 0), MOST), 0, -1):
         try:
             match signature.take(store, f"{_key(signature.job)}/{number}"):
-                case [str(address), int(port)]:
-                    found.append(Standby(address, port))
+                case [str(address), int(port), bool(unpacks)]:
+                    found.append(Standby(address, port, unpacks))
         except (ForeignError, ValueError):
             continue  # somebody else has written there
     return found

@@ -115,17 +115,26 @@ class ImageFile(Checked):
         return None if 0 <= self.size < 1 << 63 else f"{self.size} is no size"
 
 
+MOST_PACKED = 4 << 20  # bytes of a piece
+
+
 @dataclass(frozen=True)
 class ImagePiece(Checked):
-    """What stands at this place in such a file, behind this, with its checksum."""
+    """What stands at this place in such a file, behind this, with its checksum.
+
+    packed: how many bytes these are, of which zstd has made those that follow; 0: it has not.
+    """
 
     type = "file_part"
     rank: int
     image: str
     at: int
     sum: str
+    packed: int
 
     def problem(self) -> str | None:
+        if not 0 <= self.packed <= MOST_PACKED:
+            return f"a piece has at most {MOST_PACKED} bytes, and not {self.packed}"
         return None if 0 <= self.at < 1 << 63 else f"{self.at} is no place in a file"
 
 

@@ -221,12 +221,20 @@ def but(message: Checked, **fields: Any) -> dict[str, Any]:
             "File(rank=0, image='core', size=5) makes no sense",
         ),
         ([but(MOVE), but(ImageFile(1, "../core", 5))], "'../core' is no name of an image"),
-        ([but(MOVE), but(ImagePiece(1, "core", 0, "00"))], "makes no sense here."),
+        ([but(MOVE), but(ImagePiece(1, "core", 0, "00", 0))], "makes no sense here."),
         ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImageFile(1, "core", 5))], "makes no sense here."),
-        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00"))], "came damaged."),
+        ([but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00", 0))], "came damaged."),
         (
-            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", -1, "00"))],
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", -1, "00", 0))],
             "-1 is no place in",
+        ),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00", 1 << 30))],
+            "a piece has at most 4194304 bytes, and not 1073741824",
+        ),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00", 5))],
+            "A piece that was packed came damaged",
         ),
         ([but(MOVE), {"whole": True}], "known are whole, file, file_part."),
     ],

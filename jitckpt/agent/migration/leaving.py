@@ -8,18 +8,20 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, drained, reap
+from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
-from jitckpt.console import show_size
+from jitckpt.console import say, show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
@@ -33,6 +35,7 @@ from jitckpt.wire import agents
 from jitckpt.wire.agents import ProxyOrder
 from jitckpt.wire.checked import Kind
 from jitckpt.wire.moves import (
+    MOST_PACKED,
     DumpedRank,
     HandOver,
     ImageFile,
@@ -45,7 +48,7 @@ from jitckpt.wire.moves import (
     Whole,
 )
 
-PIECE = 4 << 20  # bytes
+PIECE = MOST_PACKED
 ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
@@ -196,6 +199,7 @@ class Departure:
     ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter, int, RanksRestored]:
         standby, reader, writer = await self._connected()
         writer.write(visiting.encode(move))
+        packer = Packer(standby.unpacks and packing.can_pack())
         size = 0
         for one in dumped:
             files = {
@@ -205,13 +209,15 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await _send_file(writer, one.rank, name, file)
+                    size += await _send_file(writer, one.rank, name, file, packer)
             finally:
                 for file in files.values():
                     os.close(file)
-            size += await _send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd)
+            size += await _send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd, packer)
         writer.write(visiting.encode(Whole()))
         await writer.drain()
+        if packer.saved:
+            say(f"zstd has taken {show_size(packer.saved)} of {show_size(size)} off the way.")
         return standby, reader, writer, size, await _answer(reader, RanksRestored)
 
     async def _finish(
@@ -233,18 +239,36 @@ async def _answer(reader: asyncio.StreamReader, kind: type[Kind]) -> Kind:
         raise LinkError(f"{who} says: {error}") from error
 
 
-async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: int) -> int:
+async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: int, packer: Packer) -> int:
     """Send what is written of a file; return how much that was."""
-    size, at, sent = os.fstat(file).st_size, 0, 0
-    writer.write(visiting.encode(ImageFile(rank, image, size)))
+    sent = 0
+    writer.write(visiting.encode(ImageFile(rank, image, os.fstat(file).st_size)))
+    on_its_way: asyncio.Task[None] | None = None
+    try:
+        for at, data in _pieces(file):
+            packed = await packer.pack(data)  # while the piece before is on its way
+            if on_its_way is not None:
+                await on_its_way
+            piece = ImagePiece(rank, image, at, checksum(data), 0 if packed is None else len(data))
+            message = visiting.encode(piece, data if packed is None else packed)
+            writer.write(message)
+            on_its_way = asyncio.create_task(packer.drain(writer, len(message)))
+            sent += len(data)
+    finally:
+        if on_its_way is not None:
+            await on_its_way
+    return sent
+
+
+def _pieces(file: int) -> Iterator[tuple[int, bytes]]:
+    """Yield what is written of a file, with where it stands."""
+    size, at = os.fstat(file).st_size, 0
     while at < size:
         try:
             at = os.lseek(file, at, os.SEEK_DATA)
         except OSError:  # only a hole is left
-            break
+            return
         end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
         data = os.pread(file, end - at, at)
-        writer.write(visiting.encode(ImagePiece(rank, image, at, checksum(data)), data))
-        await writer.drain()
-        at, sent = at + len(data), sent + len(data)
-    return sent
+        yield at, data
+        at += len(data)
