@@ -79,6 +79,10 @@ class BetweenLoops:
             generators.put_all(drawn_from)
         self._begun = generators.all_packed()
 
+    def began_with(self, states: bytes) -> None:
+        """The one that is open has begun with the generators so, before it was known of."""
+        self._begun = states
+
     def ends(self) -> None:
         """A loop begins: perhaps after a stretch, perhaps in another loop."""
         if self._begun is None:

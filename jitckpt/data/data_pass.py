@@ -55,6 +55,7 @@ class PassState:
     that is not handed out yet, where the loader reads ahead. dealt: what dealing.dealt_by says. before: how
     many samples all ranks together had had when it became that; `batches` and `digest` count from there.
     of_others: a save of another layout has told of it. chosen: which samples, packed, as chosen_samples says.
+    number: what the loader counts its passes by, of this one.
     """
 
     batches: int = 0
@@ -71,6 +72,7 @@ class PassState:
     before: int = 0
     of_others: bool = False
     chosen: bytes = b""
+    number: int = 0
 
     def position_in(self, loader: Iterable[Any]) -> int:
         """Return how many batches each rank would have had, had there always been as many as now."""

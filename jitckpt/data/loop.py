@@ -36,7 +36,7 @@ NUMBERS = "loop.numbers"
 # What else `capture` tells of the loop, and of a stretch between two, and of a pass.
 _KEPT = ("_passes", "_previous")
 _KEPT_OF_A_STRETCH = ("drawn_from", "said")
-_KEPT_OF_A_PASS = ("seed", "begun", "own", "ahead", "chosen", "at_start", "now", "dealt", "before")
+_KEPT_OF_A_PASS = ("seed", "begun", "own", "ahead", "chosen", "at_start", "now", "dealt", "before", "number")
 _TOLD = "_jitckpt_epoch"  # what a sampler was told last
 _EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
@@ -94,6 +94,7 @@ class Loop:
         self._left = False
         self._epoch = 0
         self._in_epochs = self._in_steps = False
+        self._tells_samplers = True  # the epoch
         # Which of several loops one after the other it is in: over epochs, and over steps (in this epoch).
         self._epoch_loop = self._step_loop = 0
         self._epoch_loops_begun = self._step_loops_begun = 0  # in this process
@@ -157,8 +158,13 @@ class Loop:
         finally:
             self._in_steps = False
 
-    def epochs(self, number: int) -> Iterator[int]:
-        """Iterate range(number), from the epoch in which the job is."""
+    def epochs(self, number: int, scripts: FrameType | None = None) -> Iterator[int]:
+        """Iterate range(number), from the epoch in which the job is.
+
+        scripts: the frame with the loop, where that is the script's own for a framework, which tells samplers
+        the epoch itself. None: who asks, and samplers are told here.
+        """
+        self._tells_samplers = scripts is None
         if self._in_epochs or self._in_steps:
             raise JitckptError("job.epochs was called in another loop of the job: it must be the outermost.")
         self._begin()
@@ -175,10 +181,10 @@ class Loop:
             self._went_on = True
         try:
             for epoch in range(self._epoch, number):
-                scripts = sys._getframe(1) if self._driven is None else None
-                if scripts is not None:
-                    self._epoch_begins(scripts)
-                self._between.begins(scripts)
+                frame = (scripts or sys._getframe(1)) if self._driven is None else None
+                if frame is not None:
+                    self._epoch_begins(frame)
+                self._between.begins(frame)
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(
@@ -190,6 +196,10 @@ class Loop:
             self._between.begins()
         finally:
             self._in_epochs = False
+
+    def epoch_began_with(self, states: bytes) -> None:
+        """The epoch has begun with all generators so (generators.all_packed), before the job knew of it."""
+        self._between.began_with(states)
 
     def _begin_epoch(self, number: int) -> None:
         self._epoch, self._iteration, self._left = number, 0, False
@@ -287,7 +297,7 @@ class Loop:
         self._between.ends()
         if not self._in_epochs or self._driven is not None:
             self._pass_begins()
-        if self._in_epochs:
+        if self._in_epochs and self._tells_samplers:
             _set_epoch(loader, self._epoch)
         known = self._loaders.get(id(loader))
         if known is None:
@@ -378,7 +388,7 @@ class Loop:
         kept, stretches = self._kept(), self._between.ended
         structure = (
             [len(self._passes), len(stretches)],
-            [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before) for one in kept],
+            [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before, one.number) for one in kept],
         )
         pieces = [
             (f"loop.between.{number}.{name}", data)
@@ -639,6 +649,7 @@ def _tree_of(at: int, one: PassState) -> Json:
         "seed": one.seed,
         "dealt": [*one.dealt],
         "before": one.before,
+        "number": one.number,
         "begun": {"$tensor": f"loop.{at}.begun"},
         "own": {"$tensor": f"loop.{at}.own"},
         "ahead": {"$tensor": f"loop.{at}.ahead"},
@@ -664,4 +675,5 @@ def _pass_of(saved: Mapping[str, Any], numbers: list[int]) -> PassState:
         chosen=saved["chosen"].numpy().tobytes() if "chosen" in saved else b"",
         dealt=(*saved.get("dealt", dealing.NOBODY),),  # saves of earlier versions have none
         before=saved.get("before", 0),
+        number=saved.get("number", 0),
     )

@@ -12,7 +12,14 @@ from torch import nn
 from torch.utils.data import IterableDataset
 
 from jitckpt.data import data_pass, progress_bars
-from jitckpt.frameworks import dispatched, own_checkpoints, protection, read_ahead, script_loops
+from jitckpt.frameworks import (
+    dispatched,
+    own_checkpoints,
+    protection,
+    read_ahead,
+    script_epochs,
+    script_loops,
+)
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 
@@ -46,6 +53,7 @@ def install(accelerator: ModuleType) -> None:
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         _accelerators.add(self)
+        script_epochs.watch(sys._getframe(1), _goes_on)
         return prepare_one(self, *args, **kwargs)
 
     def __iter__(self: Any) -> Iterator[Any]:
@@ -87,10 +95,22 @@ def _begin_pass(loader: Any, frame: FrameType) -> ScriptPass | None:
     if of is None or not any(model.training for model in of._models):
         return None
     if _training is None and not protection.is_taken():
-        _training = AccelerateTraining(of, frame)
+        _training = AccelerateTraining(of, frame, in_epochs=script_epochs.may_be_found())
+        script_epochs.training_begins(_training.protection, frame)
     if _training is None or _training.protection is None or _training.accelerator is not of:
         return None
-    return ScriptPass(_training.protection.job.loop, loader, frame)
+    return ScriptPass(_training.protection.job, loader, frame)
+
+
+def _goes_on(frame: FrameType) -> FrameworkProtection | None:
+    """Protect the training, where a restart comes to its loop over epochs."""
+    global _training  # noqa: PLW0603
+    script_epochs.end()
+    of = next((one for one in _accelerators if one._models and one._optimizers), None)
+    if of is None or _training is not None or protection.is_taken():
+        return None
+    _training = AccelerateTraining(of, frame, in_epochs=True)
+    return _training.protection
 
 
 def _is_or_skips(loader: Any, known: Any) -> bool:
@@ -108,8 +128,8 @@ def _is_or_skips(loader: Any, known: Any) -> bool:
 class AccelerateTraining:
     """The training of one Accelerator; as `extra` of the job, what the Accelerator itself counts."""
 
-    def __init__(self, accelerator: Any, frame: FrameType) -> None:
-        """frame: it iterates the loader."""
+    def __init__(self, accelerator: Any, frame: FrameType, *, in_epochs: bool) -> None:
+        """frame: it iterates the loader, or has the loop over epochs. in_epochs: there is such a loop."""
         self.accelerator = accelerator
         refusal = script_loops.why_not(frame)
         self.protection: FrameworkProtection | None = None
@@ -133,7 +153,7 @@ class AccelerateTraining:
             schedulers=[getattr(one, "scheduler", one) for one in accelerator._schedulers],
             scaler=accelerator.scaler,
             progress=self,
-            left_out=script_loops.LEFT_OUT + own_checkpoints.left_out(frame, LOADS_BY),
+            left_out=script_loops.left_out(frame, LOADS_BY, in_epochs=in_epochs),
             keeps_variables=True,
             loads_by=LOADS_BY,
             keep="give an object with state_dict and load_state_dict that has them to "

@@ -5,6 +5,7 @@ rank is a shard of its own, and what is saved of it is never taken for another's
 """
 
 import os
+import sys
 import weakref
 from collections.abc import Iterator
 from types import FrameType, ModuleType
@@ -12,7 +13,7 @@ from typing import Any
 
 import torch
 
-from jitckpt.frameworks import own_checkpoints, protection, script_loops
+from jitckpt.frameworks import own_checkpoints, protection, script_epochs, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.worker.agreements import all_say
@@ -40,6 +41,7 @@ def install(engine: ModuleType) -> None:
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
         initialise(self, *args, **kwargs)
         _engines.add(self)
+        script_epochs.watch(sys._getframe(1), _goes_on)
 
     def load_checkpoint(self: Any, *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         path, client_state = load(self, *args, **kwargs)
@@ -58,17 +60,29 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if engine is None:
         return None
     if _training is None and not protection.is_taken():
-        _training = DeepSpeedTraining(engine, frame)
+        _training = DeepSpeedTraining(engine, frame, in_epochs=script_epochs.may_be_found())
+        script_epochs.training_begins(_training.protection, frame)
     if _training is None or _training.protection is None or _training.engine is not engine:
         return None
-    return ScriptPass(_training.protection.job.loop, loader, frame)
+    return ScriptPass(_training.protection.job, loader, frame)
+
+
+def _goes_on(frame: FrameType) -> FrameworkProtection | None:
+    """Protect the training, where a restart comes to its loop over epochs."""
+    global _training  # noqa: PLW0603
+    script_epochs.end()
+    engine = next((one for one in _engines if one.optimizer is not None), None)
+    if engine is None or _training is not None or protection.is_taken():
+        return None
+    _training = DeepSpeedTraining(engine, frame, in_epochs=True)
+    return _training.protection
 
 
 class DeepSpeedTraining:
     """The training of one engine; as `extra` of the job, what the engine itself counts."""
 
-    def __init__(self, engine: Any, frame: FrameType) -> None:
-        """frame: it iterates the loader."""
+    def __init__(self, engine: Any, frame: FrameType, *, in_epochs: bool) -> None:
+        """frame: it iterates the loader, or has the loop over epochs. in_epochs: there is such a loop."""
         import deepspeed
 
         refusal = script_loops.why_not(frame)
@@ -101,9 +115,12 @@ class DeepSpeedTraining:
             optimizers=[engine.optimizer],
             schedulers=[scheduler] if hasattr(scheduler, "state_dict") and hasattr(scheduler, "step") else [],
             progress=self,
-            left_out=script_loops.LEFT_OUT
-            + ("; a lost rank's part of the optimizer" if is_sharded else "")
-            + own_checkpoints.left_out(frame, LOADS_BY),
+            left_out=script_loops.left_out(
+                frame,
+                LOADS_BY,
+                *(["a lost rank's part of the optimizer"] if is_sharded else []),
+                in_epochs=in_epochs,
+            ),
             keeps_variables=True,
             loads_by=LOADS_BY,
             shard=(rank, ranks) if is_sharded else None,

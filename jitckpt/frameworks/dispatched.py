@@ -13,9 +13,14 @@ def fits(loader: Any) -> bool:
 
 
 def begin(of: Loader, saved: PassState | None) -> "DispatchedPass":
+    loader: Any = of.loader
+    if saved is not None:
+        loader.iteration = saved.number
+    number = loader.iteration
     one = DispatchedPass(of, saved)
+    one.state.number = number
     if saved is not None and saved.ended and not saved.begun:
-        of.loader.iteration += 1  # type: ignore[attr-defined]  # as its own end does, which is not read to
+        loader.iteration += 1  # as its own end does, which is not read to
     return one
 
 

@@ -60,7 +60,7 @@ def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if _made is None or not _made.is_training:
         return None
     _made.begin(script_loops.why_not(frame))
-    return None if _made.protection is None else ScriptPass(_made.protection.job.loop, loader, frame)
+    return None if _made.protection is None else ScriptPass(_made.protection.job, loader, frame)
 
 
 class Made:

@@ -20,7 +20,7 @@ LEFT_TO_IT = (
     "and nothing is protected. `jitckpt run --no-frameworks` leaves all starts to the script; to have "
     "jitckpt bring it back, start it so that it looks for no checkpoints of its own."
 )
-NOT_PROTECTED = "; a restart in which the script goes on from its own checkpoint ({method})"
+NOT_PROTECTED = "a restart in which the script goes on from its own checkpoint ({method})"
 
 _loaded: list[str] = []  # in this start, and before its training began
 
@@ -50,7 +50,7 @@ def keep(root: Path, rank: int) -> None:
 
 
 def left_out(frame: FrameType | None, method: str) -> str:
-    """Return a clause for what is not protected, where the script's own code calls the method."""
+    """Return what is not protected, where the script's own code calls the method."""
     codes = [one.f_code for one in frames.scripts_frames(frame)]
     named = any(method in code.co_names for outer in codes for code in _inside(outer))
     return NOT_PROTECTED.format(method=method) if named else ""

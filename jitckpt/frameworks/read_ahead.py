@@ -30,9 +30,13 @@ def iterated(loader: Any) -> Iterator[Any]:
 
 
 def begin(of: Loader, saved: PassState | None) -> Pass:
+    loader: Any = of.loader
+    if saved is not None:
+        loader.iteration = saved.number
     one = ReadAheadPass(of, saved)
+    one.state.number = loader.iteration
     if saved is not None and saved.ended:
-        of.loader.iteration += 1  # type: ignore[attr-defined]  # as its own end does
+        loader.iteration += 1  # as its own end does
     return one
 
 

@@ -18,13 +18,22 @@ import torch
 from torch.utils.data import DataLoader
 
 from jitckpt.data import progress_bars
-from jitckpt.frameworks import protection
+from jitckpt.frameworks import own_checkpoints, protection
 
 LEFT_OUT = "evaluations in epochs that are done are made again"
 
 STATEFUL = "torchdata.stateful_dataloader.stateful_dataloader"
 
 _begin_pass: list[Callable[[Any, FrameType], Iterator[Any] | None]] = []
+
+
+def left_out(frame: FrameType, method: str, *others: str, in_epochs: bool) -> str:
+    """Return what is not protected. method: what the script loads checkpoints of the framework's own by.
+
+    in_epochs: a restart goes on in the script's loop over epochs (script_epochs.py).
+    """
+    parts = [*([] if in_epochs else [LEFT_OUT]), *others, own_checkpoints.left_out(frame, method)]
+    return "; ".join(part for part in parts if part)
 
 
 def unless_repeated(kind: type, names: tuple[str, ...]) -> None:

@@ -166,6 +166,22 @@ def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
     """
     instructions = [*dis.get_instructions(code)]
     begin, end = _loop_around(instructions, at)
+    return frozenset(
+        name
+        for name, places in _read_behind(instructions, begin, end).items()
+        if _can_be_left_out(instructions, begin, end, places)
+    )
+
+
+@cache
+def read_behind(code: CodeType, place: int) -> frozenset[str]:
+    """Return what the loop around a place sets, and the code behind it reads."""
+    instructions = [*dis.get_instructions(code)]
+    return frozenset(_read_behind(instructions, *_loop_around(instructions, (place,))))
+
+
+def _read_behind(instructions: Iterable[dis.Instruction], begin: int, end: int) -> dict[str, set[int]]:
+    """Return what is set between two places, and where, and is read behind them before it is set there."""
     stores: dict[str, set[int]] = {}
     behind: dict[str, str] = {}  # what is done first with a name
     for one in instructions:
@@ -174,11 +190,7 @@ def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
                 behind.setdefault(name, kind)
             elif kind == "STORE" and one.offset >= begin:
                 stores.setdefault(name, set()).add(one.offset)
-    return frozenset(
-        name
-        for name, places in stores.items()
-        if behind.get(name) == "LOAD" and _can_be_left_out(instructions, begin, end, places)
-    )
+    return {name: places for name, places in stores.items() if behind.get(name) == "LOAD"}
 
 
 @cache

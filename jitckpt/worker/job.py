@@ -50,6 +50,7 @@ from jitckpt.wire import environment, protocol
 from jitckpt.worker import agreements, arguments, directory, resharding, restoring
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.as_restored import AsRestored
+from jitckpt.worker.carried_names import read_behind
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
 from jitckpt.worker.frames import frames_that_ask
@@ -591,6 +592,16 @@ class Job:
             say=self._say_at_first,
             warn=self._reporter.warn_on_first,
         )
+
+    def keep_what_is_read_behind(self, asking: FrameType) -> None:
+        """Keep what a loop over batches sets and the code behind it reads, such as the last loss.
+
+        asking: it asks for a batch, and has got one before.
+        """
+        if (keeper := self._keeper) is None:
+            return
+        for frame in frames_that_ask(asking)[-1:]:
+            keeper.follow(frame, read_behind(frame.f_code, frame.f_lasti), have_changed=True)
 
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""

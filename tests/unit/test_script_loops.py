@@ -3,7 +3,7 @@
 import itertools
 import sys
 from collections.abc import Iterator
-from types import FrameType, ModuleType
+from types import FrameType, ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -153,9 +153,13 @@ def test_torchdatas_loader_is_asked_for_too_but_not_by_the_pass_in_its_place(
 def saved_after(number: int) -> tuple[Any, list[int]]:
     """Return what a loop tells of itself after so many batches of a loader of eight."""
     loop = made_loop()
-    iteration = ScriptPass(loop, numbers(), sys._getframe())
+    iteration = ScriptPass(job_of(loop), numbers(), sys._getframe())
     given = [next(iteration) for _ in range(number)]
     return decoded(loop.capture()), given
+
+
+def job_of(loop: Loop) -> Any:
+    return SimpleNamespace(loop=loop, keep_what_is_read_behind=lambda asking: None)
 
 
 def numbers() -> Any:
@@ -181,7 +185,11 @@ class Passes:
 
     def __iter__(self) -> Iterator[int]:
         frame = sys._getframe(1)
-        return iter([]) if progress_bars.makes_one(frame) else ScriptPass(self._loop, self._loader, frame)
+        return (
+            iter([])
+            if progress_bars.makes_one(frame)
+            else ScriptPass(job_of(self._loop), self._loader, frame)
+        )
 
 
 LAST = [(5, 5), (6, 6), (7, 7)]
@@ -198,6 +206,24 @@ def test_enumerate_counts_on_from_where_it_began() -> None:
 def test_enumerate_counts_on_around_and_inside_of_a_progress_bar() -> None:
     assert [*enumerate(bar(Passes(goes_on_after(5))))] == LAST
     assert [*bar(enumerate(Passes(goes_on_after(5))))] == LAST
+
+
+def test_enumerate_counts_on_around_a_loader_of_the_frameworks() -> None:
+    text = """
+class Loader:
+    def __init__(self, loader):
+        self.loader = loader
+
+    def __iter__(self):
+        self.data = (one for one in self.loader)
+        return self
+
+    def __next__(self):
+        return next(self.data)
+"""
+    names: dict[str, Any] = {"__name__": "deepspeed.runtime.dataloader"}
+    exec(text, names)
+    assert [*enumerate(names["Loader"](Passes(goes_on_after(5))))] == LAST
 
 
 def test_enumerate_counts_on_around_two_loaders() -> None:

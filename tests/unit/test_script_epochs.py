@@ -1,0 +1,237 @@
+"""A script's own loop over epochs goes on where the job is, as the job's own does."""
+
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import FrameType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+from jitckpt.data.loop import Loop
+from jitckpt.encoding import tree_codec
+from jitckpt.errors import CheckpointError
+from jitckpt.frameworks import protection, script_epochs
+from jitckpt.frameworks.script_pass import ScriptPass
+from jitckpt.worker import directory
+
+EPOCHS, BATCHES = 3, 4
+
+
+class Killed(Exception):
+    """The process ends here."""
+
+
+class Process:
+    """One start of a script, whose loader is this. saved: what the start before has left."""
+
+    def __init__(self, root: Path, saved: Any = None, *, dies_at: int = 10**6) -> None:
+        self.loop = Loop(
+            begins=lambda: None,
+            boundary=lambda frame: True,
+            write_again=lambda: None,
+            put_back=self._put_back,
+            warn=pytest.fail,
+        )
+        self.saved: Any = None
+        self.saved_before = saved
+        if saved is not None:
+            self.loop.restore(saved[0], None, 1)
+        job: Any = SimpleNamespace(
+            loop=self.loop,
+            root=root,
+            identity=SimpleNamespace(rank=0),
+            keep_what_is_read_behind=lambda asking: None,
+        )
+        self.protection = protection.FrameworkProtection(job, 0 if saved is None else 1)
+        self.told: list[Any] = []
+        self.has_begun = False
+        self.dies_with: tuple[object, ...] = ("nothing",)
+        self._dies_at = dies_at
+        self._loader: Any = DataLoader([*range(BATCHES)], batch_size=None)  # type: ignore[arg-type]
+
+    def _put_back(self) -> None:
+        if self.saved_before is not None:
+            torch.set_rng_state(self.saved_before[1])
+
+    def prepare(self) -> None:
+        script_epochs.watch(sys._getframe(1), self._goes_on)
+
+    def _goes_on(self, frame: FrameType) -> protection.FrameworkProtection:
+        script_epochs.end()
+        self.has_begun = True
+        return self.protection
+
+    def __iter__(self) -> Iterator[Any]:
+        if not self.has_begun:
+            self.has_begun = True
+            script_epochs.training_begins(self.protection, sys._getframe(1))
+        return ScriptPass(self.protection.job, self._loader, sys._getframe(1))
+
+    def draw(self, *what: object) -> None:
+        self.note(*what, torch.rand)
+
+    def note(self, *what: Any) -> None:
+        if len(self.told) == self._dies_at:
+            self.dies_with = what
+            raise Killed
+        self.told.append(tuple(one(()).item() if one is torch.rand else one for one in what))
+
+
+def usual(process: Process) -> None:
+    for _ in range(2):
+        process.note("warm-up")
+    process.prepare()
+    for name in [str(number) for number in range(2)]:
+        process.note("prepared", name)
+    for number in range(3):
+        process.note("checked", number)
+    for epoch in range(EPOCHS):
+        process.draw("head", epoch)
+        for number, batch in enumerate(process):
+            process.note(epoch, number, batch)
+        process.note("behind", epoch)
+
+
+def in_functions(process: Process) -> None:
+    def one(epoch: int) -> int:
+        last = -1
+        for batch in process:
+            process.note(epoch, batch)
+            last = batch
+        return last
+
+    process.prepare()
+    for epoch in range(10, 10 + EPOCHS):
+        process.draw("head", epoch)
+        process.note("behind", epoch, one(epoch) >= -1)
+        if epoch == 11:
+            break
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    monkeypatch.setattr(directory, "root_of", lambda given: tmp_path)
+    monkeypatch.setattr(script_epochs, "_running", [])
+    yield
+    script_epochs.end()
+    script_epochs._found = None
+
+
+def run(script: Callable[[Process], None], process: Process) -> list[Any]:
+    script_epochs._found = None
+    torch.manual_seed(4)
+    try:
+        script(process)
+    except Killed:
+        encoded = process.loop.capture()
+        process.saved = tree_codec.decode(encoded.tree, encoded.tensors), torch.get_rng_state()
+    if not process.has_begun:
+        script_epochs.end()
+    assert "range" not in globals()
+    return process.told
+
+
+def of_epoch(told: list[Any], epoch: int) -> list[Any]:
+    """Return what was told from this epoch on."""
+    return told[next(at for at, one in enumerate(told) if one[:2] == ("head", epoch)) :]
+
+
+@pytest.mark.parametrize("script", [usual, in_functions])
+def test_a_restart_begins_with_the_epoch_in_which_the_job_is(
+    script: Callable[[Process], None], tmp_path: Path
+) -> None:
+    undisturbed = run(script, Process(tmp_path))
+    for dies_at in range(len(undisturbed) - 1):
+        for file in tmp_path.iterdir():
+            file.unlink()
+        first = Process(tmp_path, dies_at=dies_at)
+        run(script, first)
+        if not first.has_begun:
+            continue
+        again = Process(tmp_path, first.saved)
+        told = run(script, again)
+        epoch = next(one[1] for one in told if one[0] == "head")
+        # A batch that was given counts as done here, as each boundary is one behind an optimizer step.
+        done = [one for one in (*first.told, first.dies_with) if one[0] == epoch]
+        expected = [one for one in of_epoch(undisturbed, epoch) if one not in done]
+        assert [one for one in told if one in of_epoch(undisturbed, epoch)] == expected, dies_at
+
+
+def test_what_is_behind_epochs_that_are_done_is_not_done_again(tmp_path: Path) -> None:
+    undisturbed = run(usual, Process(tmp_path))
+    first = Process(tmp_path, dies_at=undisturbed.index((2, 1, 1)))
+    run(usual, first)
+    told = run(usual, Process(tmp_path, first.saved))
+    assert ("behind", 0) in first.told
+    assert ("behind", 0) not in told
+    assert [one for one in told if one[0] == "head"] == [one for one in undisturbed if one[:2] == ("head", 2)]
+
+
+def test_a_start_that_does_not_come_to_the_loop_is_refused(tmp_path: Path) -> None:
+    first = Process(tmp_path, dies_at=15)
+    run(usual, first)
+
+    def another(process: Process) -> None:
+        process.prepare()
+        epoch = 0
+        while epoch < EPOCHS:
+            for batch in process:
+                process.note(batch)
+            epoch += 1
+
+    with pytest.raises(CheckpointError, match="has not come to that loop"):
+        run(another, Process(tmp_path, first.saved))
+
+
+def test_an_outer_loop_that_can_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[str] = []
+    monkeypatch.setattr(protection, "tell", told.append)
+
+    def endless(process: Process) -> None:
+        process.prepare()
+        epoch = 0
+        while epoch < EPOCHS:
+            for batch in process:
+                process.note(batch)
+            epoch += 1
+
+    def once(process: Process) -> None:
+        process.prepare()
+        for batch in process:
+            process.note(batch)
+
+    run(once, Process(tmp_path))
+    run(usual, Process(tmp_path))
+    assert told == []
+    run(endless, Process(tmp_path))
+    assert told == [script_epochs.GONE_THROUGH]
+
+
+def test_only_what_a_for_statement_iterates_in_place_may_be_the_epochs() -> None:
+    def found(text: str) -> bool:
+        results: list[bool] = []
+
+        def range(*given: int) -> list[int]:
+            frame = sys._getframe(1)
+            results.append(script_epochs.is_iterated_in_place(frame.f_code, frame.f_lasti))
+            return [*given]
+
+        exec(text, {"range": range, "tqdm": lambda one, **options: one})
+        return results[0]
+
+    assert found("for one in range(3):\n    pass\n")
+    assert found("for one in range(3):\n" + "    one = one + 1\n" * 200)
+    assert found("for one in tqdm(range(3), desc='epochs'):\n    pass\n")
+    assert not found("for one in enumerate(range(3)):\n    pass\n")
+    assert not found("for one in [other for other in range(3)]:\n    pass\n")
+    assert not found("numbers = range(3)\nfor one in numbers:\n    pass\n")
+    assert not found("print(range(3), end='')\nfor one in [1]:\n    pass\n")
+
+
+def test_what_asks_whether_it_is_a_range_hears_the_truth() -> None:
+    assert isinstance(range(3), script_epochs.Range)
+    assert not isinstance([3], script_epochs.Range)
+    assert script_epochs.Range(3) == range(3)
