@@ -1,9 +1,11 @@
 """Hugging Face Accelerate: what was prepared is the state, and the loop is the script's own."""
 
 import importlib
+import shutil
 import sys
 import weakref
 from collections.abc import Iterator
+from pathlib import Path
 from types import FrameType, ModuleType
 from typing import Any
 
@@ -22,6 +24,7 @@ from jitckpt.frameworks import (
 )
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
+from jitckpt.wire import environment
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
@@ -31,6 +34,7 @@ SKIPS = "SkipBatchSampler"
 
 _accelerators: "weakref.WeakSet[Any]" = weakref.WeakSet()
 _training: "AccelerateTraining | None" = None
+_has_removed = False
 
 
 def protect() -> None:
@@ -49,7 +53,7 @@ def install(accelerator: ModuleType) -> None:
     for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.begin)):
         if fits_and_begin not in data_pass.OTHER_KINDS:
             data_pass.OTHER_KINDS.append(fits_and_begin)
-    prepare_one, load_one = kind.prepare, kind.load_state
+    prepare_one, load_one, save_one = kind.prepare, kind.load_state, kind.save_state
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:
         _accelerators.add(self)
@@ -67,11 +71,35 @@ def install(accelerator: ModuleType) -> None:
         finally:
             handle.remove()
 
-    kind.prepare, kind.load_state = prepare, load_state
+    def save_state(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if self.project_configuration.automatic_checkpoint_naming:
+            _remove_later_ones(self)
+        return save_one(self, *args, **kwargs)
+
+    kind.prepare, kind.load_state, kind.save_state = prepare, load_state, save_state
     for loader in (data_loader.DataLoaderShard, data_loader.DataLoaderDispatcher):
         setattr(loader, read_ahead.ORIGINAL, loader.__iter__)
         loader.__iter__ = __iter__
     script_loops.unless_repeated(kind, (*WRITES, LOADS_BY))  # what it would load is older
+
+
+def _remove_later_ones(accelerator: Any) -> None:
+    """Remove numbered checkpoints that are made again: Accelerate refuses to save where one is.
+
+    Only a start before has made them.
+    """
+    global _has_removed  # noqa: PLW0603
+    current = protection.current()
+    if _has_removed or current is None or (current.restored == 0 and environment.RESTART.get() == 0):
+        return
+    _has_removed = True
+    accelerator.wait_for_everyone()
+    if accelerator.is_local_main_process:
+        for folder in Path(accelerator.project_dir, "checkpoints").glob("checkpoint_*"):
+            number = folder.name.rpartition("_")[2]
+            if number.isdecimal() and int(number) >= accelerator.save_iteration:
+                shutil.rmtree(folder, ignore_errors=True)
+    accelerator.wait_for_everyone()
 
 
 def _loads(models: list[nn.Module], folder: str) -> None:
@@ -164,6 +192,7 @@ class AccelerateTraining:
         accelerator = self.accelerator
         return {
             "step": accelerator.step,
+            "saves": accelerator.project_configuration.iteration,
             "sync_gradients": accelerator.gradient_state.sync_gradients,
             "custom": [one.state_dict() for one in accelerator._custom_objects],
         }
@@ -171,6 +200,7 @@ class AccelerateTraining:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         accelerator = self.accelerator
         accelerator.step = state["step"]
+        accelerator.project_configuration.iteration = state["saves"]
         accelerator.gradient_state._set_sync_gradients(state["sync_gradients"])
         for one, of_one in zip(accelerator._custom_objects, state["custom"], strict=True):
             one.load_state_dict(of_one)

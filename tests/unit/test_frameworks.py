@@ -490,3 +490,26 @@ def test_that_the_script_may_load_its_own_checkpoints_is_in_what_is_not_protecte
 
     assert "(load_state)" in own_checkpoints.left_out(frame, "load_state")
     assert own_checkpoints.left_out(frame, "load_checkpoint") == ""
+
+
+def test_numbered_checkpoints_that_are_made_again_are_removed_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoints = tmp_path / "checkpoints"
+    for number in range(4):
+        (checkpoints / f"checkpoint_{number}").mkdir(parents=True)
+    (checkpoints / "checkpoint_best").mkdir()
+    theirs = SimpleNamespace(
+        project_dir=str(tmp_path),
+        save_iteration=2,
+        is_local_main_process=True,
+        wait_for_everyone=lambda: None,
+    )
+    monkeypatch.setattr(accelerate, "_has_removed", False)
+    for restored, left in ((0, {"0", "1", "2", "3", "best"}), (5, {"0", "1", "best"})):
+        monkeypatch.setattr(protection, "_current", SimpleNamespace(restored=restored))
+        accelerate._remove_later_ones(theirs)
+        assert {folder.name.partition("_")[2] for folder in checkpoints.iterdir()} == left
+    (checkpoints / "checkpoint_2").mkdir()
+    accelerate._remove_later_ones(theirs)
+    assert (checkpoints / "checkpoint_2").exists()
