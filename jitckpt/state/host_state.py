@@ -24,6 +24,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import (
+    counters,
     kept_variables,
     parallel,
     plain_values,
@@ -196,6 +197,7 @@ class HostState:
             parts[script_generators.PART] = self.generators.capture()
         if self.variables is not None:
             parts[kept_variables.PART] = self.variables.capture()
+            parts[counters.PART] = self.variables.capture_counters()
         return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def kept_names(self) -> list[str]:
@@ -482,7 +484,7 @@ class HostState:
         if self.generators is not None:
             self.generators.restore(parts.get(script_generators.PART))
         if self.variables is not None:
-            self.variables.restore(parts.get(kept_variables.PART))
+            self.variables.restore(parts.get(kept_variables.PART), parts.get(counters.PART))
         self.random.restore(parts["random"])
 
 

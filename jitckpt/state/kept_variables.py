@@ -5,6 +5,7 @@ that is running, a module, or an object that one of these knows. They are looked
 behind an optimizer step, and put back where a restart goes on with it: what is before, a restart does again.
 """
 
+import copy
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -16,8 +17,9 @@ from torch import Tensor
 
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
-from jitckpt.state import plain_values
-from jitckpt.state.plain_attributes import Owner, PlainAttributes
+from jitckpt.state import counters, plain_values
+from jitckpt.state.counters import Counters
+from jitckpt.state.plain_attributes import AttributesNow, Owner, PlainAttributes
 from jitckpt.state.plain_values import SCALARS
 
 PART = "variables"
@@ -61,6 +63,19 @@ def place_inside(place: str, name: str) -> str:
     return f"{place}.{name}" if where(place).object else f"{place}:{name}"
 
 
+class VariablesNow(NamedTuple):
+    """What variables are in the middle of an iteration.
+
+    parts: of the rank's own state, in the place of what the iteration before has left. unchanged: in words,
+    the variables that are as that has left them, so that the rest of the iteration may be to change them.
+    at: where the training is, in words.
+    """
+
+    parts: dict[str, Encoded]
+    unchanged: list[str]
+    at: str = ""
+
+
 class KeptVariables:
     """All of a job's that are plain values, by place and name; what never changes is in no save."""
 
@@ -75,6 +90,9 @@ class KeptVariables:
             {}, most_bytes=MOST_BYTES, named=_named, lies_in_parameter=lies_in_parameter
         )
         self._told: dict[str, dict[str, Any]] = {}
+        self._there: frozenset[str] = frozenset()  # the places that were there as they were looked at last
+        self._counters = Counters()
+        self._counted = self._counters.capture()
         self._captured = self._given = Encoded({}, {})
         self._saved: dict[str, Mapping[str, Any]] = {}  # what was restored and is in no variable yet
 
@@ -139,14 +157,20 @@ class KeptVariables:
         is_kept = name in self._names.get(place, ()) and self._attributes.keeps(place, name)
         return is_kept or self._other_name(place, name, value) is not None
 
-    def take(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> None:
+    def take(self, scopes: Scopes, built: Mapping[str, Collection[str]], *, same_round: bool = False) -> None:
         """Look at the variables of the places that are there; `capture` returns what they are now.
 
         While `looking` at these. built: names of those that are as a restart builds them but for what was
-        changed in their place.
+        changed in their place. same_round: as of Counters.look.
         """
+        self.look(scopes, built)
+        self._counters.look(self._told, same_round=same_round)
+
+    def look(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> None:
+        """Do so where no iteration has ended."""
         for place in scopes.keys() & self._names.keys():
             self._attributes.built_again(place, built.get(place, ()))
+        self._there = frozenset(scopes)
         self._follow_parted(scopes)
         changed = self._attributes.changed()
         there = [place for place in sorted(scopes.keys() & changed.keys()) if self._values[place]]
@@ -162,13 +186,57 @@ class KeptVariables:
         self._given = self._captured
         return self._given
 
-    def is_same(self) -> bool:
-        """Whether `capture` would return the same object."""
-        return self._captured is self._given
+    def capture_counters(self) -> Encoded:
+        """Return which of them are counters; the same object while none is new."""
+        self._counted = self._counters.capture()
+        return self._counted
 
-    def restore(self, saved: Mapping[str, Mapping[str, Any]] | None) -> None:
-        """Note what `capture` returned, decoded; `put` puts it back."""
+    def is_same(self) -> bool:
+        """Whether `capture` and `capture_counters` would return the same objects."""
+        return self._captured is self._given and self._counters.capture() is self._counted
+
+    def now(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> VariablesNow:
+        """Return what they are now, in the middle of an iteration, and leave all as it was looked at last.
+
+        What is new on a device is as it was then: what the host has ordered there may never be done.
+        """
+        scopes = {place: scope for place, scope in scopes.items() if place in self._there}
+        now = self._as_looked_at_last()
+        with now.looking(scopes):
+            now.look(scopes, built)
+        told = self._told | now._told  # what is not there now, as a generator between two batches, waits
+        before, unchanged = self._told, []
+        counted = counters.without(self._counters.capture().tree, told, before)
+        for place, of_place in told.items():
+            unchanged += [
+                _named(place, name)
+                for name, value in of_place.items()
+                if value is before.get(place, {}).get(name) and name not in counted.get(place, ())
+            ]
+        parts = {PART: tree_codec.encode(told, PART), counters.PART: Encoded(counted, {})}
+        return VariablesNow(parts, unchanged)
+
+    def _as_looked_at_last(self) -> "KeptVariables":
+        """Return what knows the same, and shares nothing that changes."""
+        now = copy.copy(self)
+        now._names = {place: {*names} for place, names in self._names.items()}
+        now._first = {place: {**first} for place, first in self._first.items()}
+        now._aliases = {**self._aliases}
+        now._values = {place: {} for place in self._values}
+        now._owners = {
+            place: Owner(_Variables(values), _is_looked_at) for place, values in now._values.items()
+        }
+        now._attributes = AttributesNow(self._attributes, {**now._owners})
+        return now
+
+    def restore(
+        self,
+        saved: Mapping[str, Mapping[str, Any]] | None,
+        counted: Mapping[str, Collection[str]] | None = None,
+    ) -> None:
+        """Note what `capture` and `capture_counters` returned, decoded; `put` puts it back."""
         self._saved = {**(saved or {})}
+        self._counters.restore(counted)
 
     def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
         """Put back what was restored, in the places that are there; return what is to be set to new values.
@@ -195,7 +263,7 @@ class KeptVariables:
 
     def names(self) -> list[str]:
         """Return which are in a save by now, in words."""
-        return [_named(place, name) for place, told in self._told.items() for name in told]
+        return in_words(self._told)
 
     def lacking_places(self) -> set[str]:
         """Return the places of what was restored and is in no variable yet."""
@@ -203,7 +271,7 @@ class KeptVariables:
 
     def lacking(self) -> str:
         """Return, once, a sentence on what was restored and is not there; "" for none."""
-        names = [_named(place, name) for place, saved in self._saved.items() for name in saved]
+        names = in_words(self._saved)
         self._saved = {}
         return LACKING.format(names=", ".join(names)) if names else ""
 
@@ -260,6 +328,11 @@ def _is_looked_at(name: str, value: object) -> bool:
 
 def _is_new(name: str, values: Mapping[str, Any], scope: Mapping[str, Any]) -> bool:
     return name in values and (name not in scope or values[name] is not scope[name])
+
+
+def in_words(names: Mapping[str, Collection[str]]) -> list[str]:
+    """Return variables of these places in words."""
+    return [_named(place, name) for place, of_place in names.items() for name in of_place]
 
 
 def _named(place: str, name: str) -> str:

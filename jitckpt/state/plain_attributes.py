@@ -5,6 +5,7 @@ is kept, if its value is plain (plain_values.py). Tensors are copied where they 
 write to them.
 """
 
+import copy
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -227,12 +228,12 @@ class PlainAttributes:
             if self._is_shared(key, value):
                 raise NotPlain
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
-            copy, tensors, built = plain_values.copy(
+            copied, tensors, built = plain_values.copy(
                 value, before, known_tensors, built, self._lies_in_parameter
             )
-            if plain_values.cannot_be_made(copy) - self._places.get(key, set()):
+            if plain_values.cannot_be_made(copied) - self._places.get(key, set()):
                 raise NotPlain  # a restart does not build these
-            if size := plain_values.size_of(copy):
+            if size := plain_values.size_of(copied):
                 self._sizes[key] = size
                 if sum(self._sizes.values()) > self._most_bytes:
                     raise TooMuch
@@ -249,7 +250,7 @@ class PlainAttributes:
             self._drop(key, value)
             return True
         self._marks[key], self._tensors[key], self._built[key] = mark, tensors, built
-        self._copies[key] = copy
+        self._copies[key] = copied
         return True
 
     def _is_shared(self, key: Key, value: object) -> bool:
@@ -280,8 +281,25 @@ class PlainAttributes:
 
     def _tell(self) -> None:
         self._changed = {}
-        for (path, name), copy in self._copies.items():
-            self._changed.setdefault(path, {})[name] = copy
+        for (path, name), copied in self._copies.items():
+            self._changed.setdefault(path, {})[name] = copied
+
+
+class AttributesNow(PlainAttributes):
+    """What others are now; it knows what these knew as they were looked at last, and changes nothing there.
+
+    No device is asked for anything: what is new there stays as it was.
+    """
+
+    def __init__(self, others: PlainAttributes, owners: Mapping[str, Owner]) -> None:
+        """owners: as of the others, with objects of their own."""
+        for name, value in vars(others).items():
+            setattr(self, name, copy.copy(value) if isinstance(value, dict | list | set) else value)
+        self._owners, self.problems = owners, []
+
+    def _look_at(self, key: Key, visited: set[int]) -> bool:
+        value = vars(self._owners[key[0]].object).get(key[1])
+        return not plain_values.is_on_device(value) and super()._look_at(key, visited)
 
 
 def _named(path: str, name: str) -> str:

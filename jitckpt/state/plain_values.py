@@ -18,6 +18,7 @@ import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from itertools import zip_longest
 from types import SimpleNamespace
 from typing import Any
@@ -229,6 +230,14 @@ def is_whole(value: object) -> bool:
     except (NotPlain, TooMuch):
         return False
     return True
+
+
+def is_on_device(value: Any) -> bool:
+    """Return whether a tensor in the value lies on a device, as far as the value is plain."""
+    found: list[Tensor] = []
+    with suppress(NotPlain, TooMuch):
+        Walk(set(), found.append, lambda array: array).of(value)
+    return not all(tensor.is_cpu for tensor in found)
 
 
 def size_of(copied: Any) -> int:

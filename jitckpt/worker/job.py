@@ -40,7 +40,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, kept
 from jitckpt.state.host_state import HostState
-from jitckpt.state.kept_variables import KeptVariables
+from jitckpt.state.kept_variables import KeptVariables, VariablesNow
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
@@ -71,6 +71,10 @@ CHANGED_TWICE = (
     "a save of its own has that change already, and jitckpt can't take the second one back: from here this "
     "run differs from an undisturbed one. Change them behind the first batch, or give jitckpt.init model and "
     "optimizer in the place of a save function."
+)
+NOT_TAKEN = (
+    "The script's variables can't be taken in the middle of an iteration: {error}. They are saved as the "
+    "iteration before has left them."
 )
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
@@ -284,6 +288,7 @@ class Job:
             loop=self._loop,
             variables=self._variables,
             goes_on=self._goes_on,
+            as_it_stands=self._as_it_stands,
             reporter=self._reporter,
             barrier=DeviceBarrier() if step_barrier and self.identity.world_size > 1 else None,
             max_ahead=max_ahead(sum(tensor.nbytes for tensor in tensors), given.local_state_limit),
@@ -673,6 +678,16 @@ class Job:
             self._variables.look(self._asking)
         if self._keeper is not None:
             self._keeper.take(sys._getframe(1))
+
+    def _as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
+        """Return what the script's variables are in the middle of an iteration, for the thread that saves."""
+        if self._keeper is None or self.made_up:
+            return None
+        try:
+            return self._keeper.as_it_stands(frame)
+        except Exception as error:
+            self._reporter.warn(NOT_TAKEN.format(error=f"{type(error).__name__}: {error}"))
+            return None
 
     def _batch_drawn(self, number: int) -> None:
         self._protection.batch_drawn(number)

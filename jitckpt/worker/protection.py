@@ -11,7 +11,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial, wraps
 from pathlib import Path
-from types import MappingProxyType
+from types import FrameType, MappingProxyType
 from typing import Any, Concatenate, ParamSpec
 
 import torch
@@ -38,6 +38,7 @@ from jitckpt.ring.ring import Ring
 from jitckpt.saves import final_state, starts
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState, Shared
+from jitckpt.state.kept_variables import VariablesNow
 from jitckpt.state.model_state import ModelState
 from jitckpt.state.optimizer_state import OptimizerState, parameters_of
 from jitckpt.state.parallel import DeviceBarrier
@@ -213,6 +214,7 @@ class Protection:
         loop: Loop,
         variables: ScriptVariables,
         goes_on: Callable[[], None],
+        as_it_stands: Callable[[FrameType | None], VariablesNow | None],
         reporter: Reporter,
         barrier: DeviceBarrier | None,
         max_ahead: int,
@@ -220,13 +222,13 @@ class Protection:
     ) -> None:
         """given: by the agent. max_ahead: steps that the host may be ahead of the device.
 
-        goes_on: called as the job's own loop goes on behind an optimizer step.
+        goes_on: called as the job's own loop goes on behind an optimizer step. as_it_stands: as of Saver.
         """
         self._native, self._arguments, self._given = native, arguments, given
         self._host, self._history, self._loop, self._reporter = host, history, loop, reporter
         self._identity = arguments.identity
         self._variables: ScriptVariables | None = variables  # while it looks
-        self._goes_on = goes_on
+        self._goes_on, self._as_it_stands = goes_on, as_it_stands
         self._barrier, self._max_ahead, self._restart = barrier, max_ahead, restart
         self._looks_at_extra = host.extra is not None  # where it changes
         self._is_bare = not arguments.optimizers  # they are found as they make their steps
@@ -236,8 +238,7 @@ class Protection:
         self._recorder = Recorder(self._ring, native.write_area, reporter.warn)
         self._stream = stream_of(device)
         self._outside = OutsideChanges(Mirror(native.write_word, self._stream), reporter.warn)
-        self._copies = self._make_asker()
-        self._saver = self._make_saver()
+        self._copies, self._saver = self._make_asker(), self._make_saver()
         if arguments.save_function is None:
             self._beside = [*self._make_snapshots(), self._make_periodic_saver()]
             if arguments.model is not None and arguments.self_check != NO_SELF_CHECK:
@@ -317,6 +318,7 @@ class Protection:
             memory=None if self._given is None else self._given.memory,
             whole=None if self._given is None else self._given.whole,
             nothing_before=self._is_nothing_saved,
+            as_it_stands=self._as_it_stands,
         )
 
     def found_in_memory(self) -> OwnShard | None:

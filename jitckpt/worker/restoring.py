@@ -1,6 +1,6 @@
 """How a save comes back: parameters, optimizers, what a rank alone knew, its place in the loop."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,11 +11,13 @@ from jitckpt.saves import folders
 from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
-from jitckpt.state import host_state
+from jitckpt.state import counters, host_state, kept_variables
 from jitckpt.state.host_state import HostState
 from jitckpt.worker import advice
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving.history import History
+
+SHOWN = 8  # names
 
 
 def is_builtin(choice: Choice) -> bool:
@@ -77,15 +79,16 @@ def load(
                 f"What rank {identity.rank} did not keep of its own state "
                 f"({', '.join(replaced[:5])}) comes from rank {choice.save.rank}."
             )
-    parts = host_state.local_parts(completed(own, document["local"]), local_tensors, host.device)
-    host.restore_local(parts)
+    local = completed(own, document["local"])
+    parts = host_state.local_parts(local, local_tensors, host.device)
     is_whole = _restore_loop(choice, document, tensors, parts, loop)
     if not (is_whole or made_up):
+        parts |= iteration_made_up(parts)
         reporter.warn(
-            f"Rank {identity.rank} may have failed between its optimizer step {choice.step} and the "
-            "end of that iteration. What the script changes there (random numbers, variables, extra) is "
-            f"lost: this run may differ from an undisturbed one.{advice.current().exact_at_epochs_end}"
+            what_is_lost(identity.rank, choice.step, parts, local.get("stood"))
+            + advice.current().exact_at_epochs_end
         )
+    host.restore_local(parts)
     if "loop" in parts and not document.get("at_boundary", True) and not made_up:
         reporter.warn_on_first(
             f"The state after step {choice.step} was saved before the script came to the end of that "
@@ -93,6 +96,42 @@ def load(
             "the end of an epoch of job.epochs it would be made again."
         )
     return parts
+
+
+def iteration_made_up(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part with the script's variables as far as it is known how an iteration leaves them.
+
+    parts: of a rank that has not come to the end of the iteration.
+    """
+    variables, counted = parts.get(kept_variables.PART), parts.get(counters.PART)
+    return {kept_variables.PART: counters.made_up(variables, counted)} if variables and counted else {}
+
+
+def what_is_lost(rank: int, step: int, parts: Mapping[str, Any], stood: Mapping[str, Any] | None) -> str:
+    """Return a sentence on what a rank has lost that has not come to the end of its iteration.
+
+    stood: what its own save says of the place where it was (Saver).
+    """
+    counted = kept_variables.in_words(parts.get(counters.PART, {}))
+    by_count = f" Counters ({', '.join(counted[:SHOWN])}) are made up." if counted else ""
+    if stood is None:
+        variables = parts.get(kept_variables.PART, {})
+        lost = [name for name in kept_variables.in_words(variables) if name not in counted]
+        return (
+            f"Rank {rank} may have failed between its optimizer step {step} and the end of that iteration. "
+            f"What the script changes there (random numbers, {_shown(lost, 'variables')}, extra) is lost: "
+            f"this run may differ from an undisturbed one.{by_count}"
+        )
+    return (
+        f"Rank {rank} stood at {stood['at']}, and was saved there, behind its optimizer step {step} and "
+        f"before the end of that iteration. Its variables are as they were there.{by_count} What the rest of "
+        f"the iteration changes (random numbers, {_shown(stood['unchanged'], 'variables')}, extra) is left "
+        "out: this run may differ from an undisturbed one."
+    )
+
+
+def _shown(names: Sequence[str], otherwise: str) -> str:
+    return ", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else "") or otherwise
 
 
 def completed(own: Mapping[str, Any] | None, others: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -2,13 +2,13 @@
 
 import inspect
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from types import FrameType
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.state import plain_values
-from jitckpt.state.kept_variables import KeptVariables, place_inside, where
+from jitckpt.state.kept_variables import KeptVariables, VariablesNow, place_inside, where
 from jitckpt.worker.carried_names import set_behind
 from jitckpt.worker.frames import frames_that_ask, is_scripts, names_of, place_of
 from jitckpt.worker.holders import held_by, reach, variables_of_module
@@ -16,7 +16,7 @@ from jitckpt.worker.holders import held_by, reach, variables_of_module
 KEPT = (
     "The loop changes variables of the script: {names}. They are kept, and after a failure they are as the "
     "last minibatch has left them. A rank that fails between its optimizer step and the end of that "
-    "iteration loses what it has changed of them there."
+    "iteration loses what it has changed of them there, but for a counter of iterations."
 )
 GIVEN_UP = (
     "No variables of the script are kept from here on: {error}. After a failure they are as it sets them."
@@ -28,6 +28,13 @@ class _Variable(NamedTuple):
     place: str
     name: str
     value: object
+
+
+class _Ask(NamedTuple):
+    """Where a function's code asks for the next minibatch."""
+
+    code: CodeType
+    place: int
 
 
 class VariableKeeper:
@@ -44,6 +51,8 @@ class VariableKeeper:
         """of_round: returns which round of the job's loops it is. say: of what is kept."""
         self._kept, self._of_round, self._say, self._warn = kept, of_round, say, warn
         self._round: object = None
+        self._ask: _Ask | None = None  # in this round, or in the one before
+        self._depth = 0  # how many of the script's frames there were as variables were looked at last
         self._is_off = False
         self._said: set[str] = set()
         self._elsewhere: dict[str, tuple[str, str]] = {}
@@ -85,16 +94,42 @@ class VariableKeeper:
             now = self._of_round()
             is_new_round, self._round = now != self._round, now
             frames = _frames(frame)
-            asks = frames_that_ask(frame)[-1:] if is_new_round else []
-            built = {place: _built_before(of, asks) for place, of in frames.items()} if is_new_round else {}
+            if is_new_round:
+                self._note_ask(frame)
+            built = self._built(frames) if is_new_round else {}
+            self._depth = _depth(frames)
             scopes = self._scopes(frames)
             with self._kept.looking(scopes):
-                self._kept.take(scopes, built)
+                self._kept.take(scopes, built, same_round=not is_new_round)
         except Exception as error:
             self._give_up(error)
         for problem in self._kept.problems:
             self._warn(problem)
         self._kept.problems.clear()
+
+    def as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
+        """Return what the variables are now, in the middle of an iteration; None if that can't be told.
+
+        For another thread than the training's, of which this is the innermost frame. The training goes on as
+        if nobody had looked, so nothing is left with its frames, and nothing taken from there.
+        """
+        running = [*_outwards(frame)]
+        scripts = [one for one in running if is_scripts(one)]
+        is_looking = any(one.f_globals is globals() for one in running)
+        if self._is_off or self._kept.is_empty or is_looking or not 0 < self._depth <= len(scripts):
+            return None
+        frames = _frames(scripts[-self._depth])  # a function that these call may be one of them once more
+        built = self._built(frames) if self._of_round() != self._round else {}
+        standing = self._kept.now(self._scopes(frames, clears=False), built)
+        code = scripts[0].f_code
+        return standing._replace(at=f"{code.co_filename}:{scripts[0].f_lineno}, in {code.co_qualname}")
+
+    def _note_ask(self, frame: FrameType | None) -> None:
+        asks = frames_that_ask(frame)[-1:]
+        self._ask = _Ask(asks[0].f_code, asks[0].f_lasti) if asks else None
+
+    def _built(self, frames: dict[str, list[FrameType]]) -> dict[str, set[str]]:
+        return {place: _built_before(of, self._ask) for place, of in frames.items()}
 
     def put_back(self, frame: FrameType | None) -> None:
         """Put back what was restored: the loop goes on from there, somewhere above this frame."""
@@ -102,12 +137,17 @@ class VariableKeeper:
             return
         try:
             frames = _frames(frame)
+            self._note_ask(frame)
+            self._depth = _depth(frames)
             self._put_into(frames, self._scopes(frames))
             # What objects hold that the loop has made, and that are there by now.
             lacking = self._kept.lacking_places()
             self._put_into(
                 frames, {place: of for place, of in self._scopes(frames).items() if place in lacking}
             )
+            scopes = self._scopes(frames)
+            with self._kept.looking(scopes):  # a failure may come before the loop goes on
+                self._kept.look(scopes, self._built(frames))
         except Exception as error:
             self._give_up(error)
 
@@ -125,9 +165,11 @@ class VariableKeeper:
         """Return, once, a sentence on what was restored and is not there; "" for none."""
         return self._kept.lacking()
 
-    def _scopes(self, frames: dict[str, list[FrameType]]) -> dict[str, dict[str, Any]]:
+    def _scopes(
+        self, frames: dict[str, list[FrameType]], *, clears: bool = True
+    ) -> dict[str, dict[str, Any]]:
         """Return the variables of places that are there, and the attributes of objects that they have."""
-        scopes = {place: _scope(of[0], place) for place, of in frames.items()}
+        scopes = {place: _scope(of[0], place, clears=clears) for place, of in frames.items()}
         for place in self._kept.places():
             if (found := _variables_at(place, scopes)) is not None:
                 scopes[place] = found
@@ -164,13 +206,14 @@ def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str,
     return scope if scope is None or not path else held_by(reach(scope, path))
 
 
-def _scope(frame: FrameType, place: str) -> dict[str, Any]:
+def _scope(frame: FrameType, place: str, *, clears: bool = True) -> dict[str, Any]:
+    """clears: leave nothing with the frame, as frames.variables_of does."""
     if not where(place).is_function:
         return frame.f_globals
     local = frame.f_locals
     scope = {**local}
-    if sys.version_info < (3, 13):
-        local.clear()  # as frames.variables_of does
+    if clears and sys.version_info < (3, 13):
+        local.clear()
     return scope
 
 
@@ -192,20 +235,23 @@ def _frames(frame: FrameType | None) -> dict[str, list[FrameType]]:
     return found
 
 
+def _depth(frames: dict[str, list[FrameType]]) -> int:
+    """Return how many of the script's frames there are."""
+    return sum(len(of) for place, of in frames.items() if not where(place).function)
+
+
 def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
     while frame is not None:
         yield frame
         frame = frame.f_back
 
 
-def _built_before(frames: Iterable[FrameType], asks: Sequence[FrameType]) -> set[str]:
-    """Return what a restart has built anew by the time at which these frames go on with their loops.
-
-    asks: the frame with the loop that asks for the next minibatch.
-    """
+def _built_before(frames: Iterable[FrameType], ask: _Ask | None) -> set[str]:
+    """Return what a restart has built anew by the time at which these frames go on with their loops."""
     names: set[str] = set()
     behind: set[str] = set()
     for one in frames:
         names |= {*one.f_code.co_names, *names_of(one)}
-        behind |= set_behind(one.f_code, one.f_lasti, asks=any(one is other for other in asks))
+        place = None if ask is None or ask.code is not one.f_code else ask.place
+        behind |= set_behind(one.f_code, one.f_lasti if place is None else place, asks=place is not None)
     return names - behind

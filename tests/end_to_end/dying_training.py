@@ -34,8 +34,11 @@ def end(model, values):
 """
 
 
-def assert_goes_on(launcher: Launcher, program: str, deaths: str, *, unsaid: str) -> None:
-    """deaths: arguments for HEAD. unsaid: what the undisturbed training must not say."""
+def assert_goes_on(launcher: Launcher, program: str, deaths: str, *, unsaid: str) -> str:
+    """Return what the disturbed training has said.
+
+    deaths: arguments for HEAD. unsaid: what the undisturbed training must not say.
+    """
     script = launcher.script(HEAD + program)
     undisturbed = launcher.run(*RUN, "--checkpoint-dir", "undisturbed", script)
     assert undisturbed.status == 0, undisturbed.err
@@ -44,6 +47,7 @@ def assert_goes_on(launcher: Launcher, program: str, deaths: str, *, unsaid: str
     assert result.status == 0, result.err
     assert result.err.count("went on from step") == len(deaths.split()) // 3, result.err
     assert _ends(result.out) == _ends(undisturbed.out), result.err
+    return result.err
 
 
 def _ends(out: str) -> list[str]:

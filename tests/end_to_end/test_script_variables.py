@@ -1,5 +1,8 @@
 """Variables that a script's loop changes go on after a failure without being given."""
 
+import re
+
+import pytest
 from dying_training import assert_goes_on
 from launcher import Launcher
 
@@ -182,3 +185,58 @@ main()
 def test_what_functions_classes_and_other_modules_hold_goes_on(launcher: Launcher) -> None:
     deaths = "1 forward 2 0 forward 11 1 forward 22"
     assert_goes_on(launcher, HOLDERS, deaths, unsaid="that no save holds")
+
+
+EVALUATING = """
+import time
+
+
+def evaluate(step, waits):
+    if sys.argv[1:] and start == 0 and step == 6:
+        dist.barrier()  # so both are behind their steps
+        at("evaluation", step)
+        if waits == "collective":
+            dist.all_reduce(torch.ones(1, device="cuda"))
+            torch.cuda.synchronize()
+        for _ in range(60):  # ever at another place
+            time.sleep(0.1)
+
+
+def main():
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    done, begun, best, history, log = job.restore(), 0, float("inf"), [], []
+    carried = torch.zeros(4, device="cuda")
+    for number in job.steps(9):
+        begun += 1
+        x, y = data[torch.randint(0, 48, (6,))]
+        loss = cross_entropy(model(x.cuda()) * (1 + 0.01 * done) + carried, y.cuda())
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        if rank == 0:
+            history.append(loss.item())
+            best = min(best, loss.item())
+        evaluate(number, sys.argv[-1])
+        done += 1
+        if number < 3:
+            carried = 0.5 * carried + torch.arange(4.0, device="cuda")
+            log.append(number)
+    end(model, [done, begun, best, history, log])
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize("waits", ["collective", "sleep"])
+def test_a_rank_that_stands_behind_its_step_saves_its_variables_as_they_are(
+    launcher: Launcher, waits: str
+) -> None:
+    said = assert_goes_on(launcher, EVALUATING, f"1 evaluation 6 {waits}", unsaid="that no save holds")
+    stood = re.search(r"Rank 0 stood at .*", said)
+    assert stood is not None, said
+    assert "in evaluate" in stood[0]
+    assert "'log'" in stood[0]
+    assert "'history'" not in stood[0]

@@ -1,11 +1,13 @@
 """When a save may begin. The device is played by numbers; the rest is real."""
 
+import json
 import math
 import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import cast
+from types import FrameType
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +25,9 @@ from jitckpt.ring.ring import Ring
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
+from jitckpt.state import counters
 from jitckpt.state.host_state import HostState
+from jitckpt.state.kept_variables import PART, VariablesNow
 from jitckpt.wire import protocol
 from jitckpt.worker.saving import saver
 from jitckpt.worker.saving.history import History
@@ -308,6 +312,110 @@ def test_without_an_agent_no_rank_removes_what_another_still_writes(alone: Alone
     with SaveFolder(alone.root, other, STEP, "rank", "builtin") as folder:
         assert alone.save(IN_BACKWARD) == 0, alone.said
         folder.commit()
+
+
+class Evaluating:
+    """A rank whose iteration does not end: it is behind the optimizer step of STEP."""
+
+    def __init__(self, root: Path, ring: int, told: Callable[["Evaluating"], VariablesNow | None]) -> None:
+        model = nn.Linear(2, 1)
+        host = HostState(model=model, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+        self.history = History(host)
+        self.history.waits_for_boundary = True
+        for step in (STEP - 2, STEP - 1):
+            self.history.add(step, host.shared())
+            self.history.settle(step)
+        self.history.add(STEP, host.shared())
+        self.history.thread = 0  # none that could be held
+        self.said: list[protocol.WorkerMessage] = []
+        self.asked = 0
+
+        def as_it_stands(frame: FrameType | None) -> VariablesNow | None:
+            self.asked += 1
+            return told(self)
+
+        self._saver = saver.Saver(
+            root=root,
+            identity=Identity("job", "", 1, 0, 0, 1),
+            native=cast(Native, Device(BETWEEN_MINIBATCHES)),
+            host=host,
+            history=self.history,
+            ring=ring,
+            save_function=None,
+            replacement=lambda step: Replacement({}),
+            has_whole_copies=lambda step: False,
+            refused=lambda: None,
+            staging=Staging(1),
+            report=self.said.append,
+            keep=1,
+            as_it_stands=as_it_stands,
+        )
+
+    def save(self) -> dict[str, Any]:
+        """Return what the rank alone knows, of the save that it writes."""
+        assert self._saver(protocol.encode(protocol.Save(1, "a failure", 100.0))) == 0, self.said
+        ended = self.said[-1]
+        assert isinstance(ended, protocol.SaveEnded)
+        local: dict[str, Any] = json.loads((Path(ended.path) / layout.STATE_FILE).read_text())["local"]
+        return local
+
+
+@pytest.fixture
+def ring(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    monkeypatch.setattr(saver, "STANDING_SECONDS", 0.0)
+    descriptor = local_state.create()
+    recorder = Recorder(Ring(descriptor, Identity("job", "", 1, 0, 0, 1), 8, 2 << 20), no_device, pytest.fail)
+    before = {PART: {"script:main": {"done": 2, "best": 9}}, counters.PART: {"script:main": ["done"]}}
+    recorder.write(
+        STEP, final=True, parts={name: tree_codec.encode(part, name) for name, part in before.items()}
+    )
+    yield descriptor
+    os.close(descriptor)
+
+
+NOW = VariablesNow(
+    {
+        PART: tree_codec.encode({"script:main": {"done": 3, "best": 9}}, PART),
+        counters.PART: tree_codec.encode({"script:main": []}, counters.PART),
+    },
+    ["the variable 'best' of main"],
+    "script.py:7, in main",
+)
+
+
+def test_variables_are_saved_as_they_are_where_the_iteration_does_not_end(tmp_path: Path, ring: int) -> None:
+    local = Evaluating(tmp_path, ring, lambda rank: NOW).save()
+    assert local["trees"] == {name: part.tree for name, part in NOW.parts.items()}
+    assert local["stood"] == {"at": NOW.at, "unchanged": NOW.unchanged}
+
+
+def test_where_they_can_not_be_told_they_are_saved_as_they_were(tmp_path: Path, ring: int) -> None:
+    rank = Evaluating(tmp_path, ring, lambda rank: None)
+    local = rank.save()
+    assert local["trees"][PART] == {"script:main": {"done": 2, "best": 9}}
+    assert "stood" not in local
+    assert rank.asked == 1
+
+
+def test_a_save_is_made_again_once_the_iteration_has_ended(tmp_path: Path, ring: int) -> None:
+    def ends(rank: Evaluating) -> VariablesNow:
+        rank.history.settle(STEP)
+        return NOW
+
+    rank = Evaluating(tmp_path, ring, ends)
+    assert "stood" not in rank.save()
+    assert rank.asked == 1
+    assert [type(one) for one in rank.said] == [protocol.SaveBegun, protocol.SaveBegun, protocol.SaveEnded]
+
+
+def test_a_thread_that_gets_on_meanwhile_is_looked_at_again(
+    tmp_path: Path, ring: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    places = iter(range(5))
+    monkeypatch.setattr(History, "place", lambda history: next(places, 0))
+    rank = Evaluating(tmp_path, ring, lambda rank: NOW)
+    assert rank.save()["stood"]["at"] == NOW.at
+    assert rank.asked > 1
 
 
 def no_device(*_: object) -> None:

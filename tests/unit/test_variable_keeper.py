@@ -18,8 +18,11 @@ from hypothesis import strategies as st
 
 from jitckpt.bindings.frame_variables import set_variables
 from jitckpt.encoding import packed
-from jitckpt.state import plain_values
-from jitckpt.state.kept_variables import KeptVariables
+from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.state import counters, plain_values
+from jitckpt.state.counters import LEAST_RAISED
+from jitckpt.state.kept_variables import PART, KeptVariables
+from jitckpt.worker import restoring
 from jitckpt.worker.variable_keeper import VariableKeeper
 
 count = 0
@@ -138,6 +141,127 @@ def test_long_lists_of_numbers(built: list[Any]) -> None:
         return [repr(one) for one in history]
 
     equal_from_each_step(training, "history", 3)
+
+
+Middle = Callable[[FrameType, int], None]
+
+
+def counting(boundary: Boundary, middle: Middle) -> list[Any]:
+    begun, done, history, smooth, best, parts = 0, 10, [], [1.0], 0, {"seen": {0}}
+    step = boundary(sys._getframe(), 0)
+    while step < 12:
+        begun += 1
+        history.append(begun * done)
+        smooth = [0.5 * smooth[0] + step]
+        parts["seen"].add(step)
+        if step % 5 == 0:
+            best = step
+        middle(sys._getframe(), step)
+        done += 1
+        step = boundary(sys._getframe(), step + 1)
+    return [begun, done, history, smooth, best, parts]
+
+
+COUNTED = "begun done history smooth best parts"
+
+
+def as_it_comes_back(parts: dict[str, Encoded]) -> dict[str, dict[str, Any]]:
+    """Return what a restart makes of the parts of a rank that has not come to the end of its iteration."""
+    loaded = {name: packed.unpack(packed.pack(part)) for name, part in parts.items()}
+    found: dict[str, dict[str, Any]] = restoring.iteration_made_up(loaded).get(PART, loaded[PART])
+    return found
+
+
+def test_a_training_that_stands_in_its_iteration_goes_on_behind_it() -> None:
+    keeper, saves = Keeper(), [dict[str, dict[str, Any]]()]
+    stood: list[dict[str, dict[str, Any]]] = []
+
+    def evaluation(frame: FrameType, step: int) -> None:
+        now = keeper.as_it_stands(sys._getframe())
+        if step == 0:
+            assert now is None, "nothing was looked at yet"
+            return
+        assert now is not None
+        assert now.at.startswith(f"{__file__}:")
+        assert now.at.endswith(".<locals>.evaluation")
+        stood.append(as_it_comes_back(now.parts))
+        if step == 6:
+            assert now.unchanged == ["the variable 'best' of counting"]
+
+    undisturbed = counting(at_each(Keeper(), COUNTED, []), lambda frame, step: None)
+    assert counting(at_each(keeper, COUNTED, saves), evaluation) == undisturbed, "it does no harm"
+    for step in range(LEAST_RAISED + 1, 12):
+        going = going_on(Keeper(), COUNTED, step + 1, stood[step - 1])
+        assert counting(going, lambda frame, step: None) == undisturbed, step
+
+
+def test_a_counter_of_a_rank_that_was_killed_in_its_iteration_is_not_one_behind() -> None:
+    keeper = Keeper()
+    killed: list[dict[str, dict[str, Any]]] = []
+
+    def evaluation(frame: FrameType, step: int) -> None:
+        parts = {PART: keeper.kept.capture(), counters.PART: keeper.kept.capture_counters()}
+        killed.append(as_it_comes_back(parts))
+
+    undisturbed = counting(at_each(keeper, COUNTED, []), evaluation)
+    for step in range(LEAST_RAISED + 1, 12):
+        going = going_on(Keeper(), COUNTED, step + 1, killed[step])
+        assert counting(going, lambda frame, step: None)[:2] == undisturbed[:2], step
+
+
+def test_a_failure_in_the_first_iteration_behind_a_restart_finds_all() -> None:
+    first, again = Keeper(), Keeper()
+    saves: list[dict[str, dict[str, Any]]] = []
+    undisturbed = counting(at_each(first, COUNTED, saves), lambda frame, step: None)
+    again.kept.restore({}, first.kept.capture_counters().tree)
+    found: list[dict[str, dict[str, Any]]] = []
+
+    def evaluation(frame: FrameType, step: int) -> None:
+        if step == 9:
+            now = again.as_it_stands(sys._getframe())
+            assert now is not None
+            found.extend([again.saved(), as_it_comes_back(now.parts)])
+
+    counting(going_on(again, COUNTED, 9, saves[9]), evaluation)
+    for step, saved in zip((9, 10), found, strict=True):
+        going = going_on(Keeper(), COUNTED, step, saved)
+        assert counting(going, lambda frame, step: None) == undisturbed
+
+
+def test_where_the_loops_function_calls_itself_the_outer_ones_variables_count() -> None:
+    keeper = Keeper()
+
+    def run(step: int, *, trains: bool) -> int:
+        total = 5 if trains else 100
+        if not trains:
+            now = keeper.as_it_stands(sys._getframe())
+            assert now is not None
+            ((_, told),) = now.parts[PART].tree.items()
+            assert told == {"total": 7}
+            return total
+        while step < 2:
+            if step == 0:
+                keeper.follow(sys._getframe(), ["total"])
+            else:
+                keeper.take(sys._getframe())
+            total += 1
+            if step:
+                run(step, trains=False)
+            step += 1
+        return total
+
+    assert run(0, trains=True) == 7
+
+
+def test_nothing_is_told_of_a_training_that_is_just_looked_at() -> None:
+    keeper = Keeper()
+    told: list[object] = []
+    total = 0
+    keeper.follow(sys._getframe(), ["total"])
+    keeper._of_round = lambda: told.append(keeper.as_it_stands(sys._getframe()))
+    total += 1
+    keeper.take(sys._getframe())
+    assert told == [None]
 
 
 def test_a_variable_of_a_module() -> None:
@@ -367,7 +491,7 @@ def test_a_failure_in_it_ends_it_and_not_the_training(monkeypatch: pytest.Monkey
     frame = sys._getframe()
     keeper.follow(frame, ["total"])
 
-    def fail(*_: object) -> None:
+    def fail(*_: object, **__: object) -> None:
         raise ValueError("odd")
 
     monkeypatch.setattr(keeper.kept, "take", fail)

@@ -1,12 +1,14 @@
 """Writes a rank's state when a save is ordered: one consistent minibatch, of a device at rest."""
 
 import gc
+import sys
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import torch
@@ -27,6 +29,7 @@ from jitckpt.saves.folders import KeptSaves, SaveFolder
 from jitckpt.saves.layout import Identity
 from jitckpt.state import host_state
 from jitckpt.state.host_state import HostState
+from jitckpt.state.kept_variables import VariablesNow
 from jitckpt.system.stacks import code_of
 from jitckpt.tiers import own_shard
 from jitckpt.wire import protocol
@@ -37,6 +40,7 @@ from jitckpt.worker.saving.outside_changes import Replacement
 
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
 LOOK_SECONDS = 0.005
+LOOKS = 20  # at a thread that does not stand still
 STUCK_SECONDS = 10.0  # a device at rest that is still inside an optimizer step by then will not end it
 # So long the training thread may take to come to its next device call, or to the next minibatch, where it can
 # change what is to be saved without a device call.
@@ -101,14 +105,17 @@ class Saver:
         memory: int | None = None,
         whole: int | None = None,
         nothing_before: Callable[[], bool] = lambda: False,
+        as_it_stands: Callable[[FrameType | None], VariablesNow | None] = lambda frame: None,
     ) -> None:
         """why_not: tells why a save function can't be called for the state after a step, if so.
 
+        as_it_stands: tells of the script's variables in the middle of an iteration, by the innermost frame.
         nothing_before: whether no step of the job was ever saved whole.
         memory: the memory tier's of this rank. whole: as for own_shard.read, until a minibatch is done.
         """
         self._memory, self._whole = memory, whole
         self._why_not, self._nothing_before = why_not, nothing_before
+        self._as_it_stands = as_it_stands
         self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
@@ -251,11 +258,18 @@ class Saver:
         snapshot = self._history.snapshot(step)
         if snapshot is None or (runs and self._history.is_changing()):
             return None
+        goes_on = self._history.goes_on(step)
+        standing = self._standing() if goes_on else None
         local = next((state for state in local_state.read(self._ring) if state.step == step), None)
         if local is None:
             raise SaveError(f"This rank's own state after step {step} is not whole in memory.")
+        of_rank = local.document()
+        if standing is not None:
+            of_rank, local = _with_variables(local, standing)
+        if goes_on and not self._history.goes_on(step):
+            return None  # the iteration has ended: there is no need to be content with less
         document, tensors = document_of(
-            self._host, self._history, snapshot, step=step, reason=order.reason, local=local.document()
+            self._host, self._history, snapshot, step=step, reason=order.reason, local=of_rank
         )
         if self.found is not None:
             document["unsettled"] = document["unsettled"] or self.found.may_lack(step)
@@ -277,7 +291,7 @@ class Saver:
             folder.add_json(files.document, document)
             folder.add_existing()
             now = self._history.snapshot(step)
-            if now is None or not now.says_the_same_as(snapshot):
+            if now is None or not now.says_the_same_as(snapshot) or goes_on != self._history.goes_on(step):
                 return None
             progress = self._native.progress()
             if progress.device_ended != step or not (
@@ -289,6 +303,20 @@ class Saver:
             if behind_proxy.standing() is not DeviceStanding.INTACT:
                 return None
             return folder.commit()
+
+    def _standing(self) -> VariablesNow | None:
+        """Return what the script's variables are now; None if the training thread does not stand still.
+
+        It is held in Python code, or is inside of a call that it does not come back from meanwhile.
+        """
+        for _ in range(LOOKS):
+            with main_thread.held(self._history.thread):
+                place = self._history.place()
+                found = self._as_it_stands(sys._current_frames().get(self._history.thread))
+                if found is None or self._history.place() == place:
+                    return found
+            time.sleep(LOOK_SECONDS)
+        return None
 
     @contextmanager
     def _presented(
@@ -373,6 +401,17 @@ class Saver:
 def as_it_is(identity: Identity, host: HostState) -> Identity:
     """Return whose a save of now is; what the training has built otherwise the names in the save tell."""
     return identity.restructured() if identity.fingerprint and host.is_restructured else identity
+
+
+def _with_variables(local: LocalState, standing: VariablesNow) -> tuple[dict[str, Json], LocalState]:
+    """Return a rank's own state with the script's variables as they are now, and its document."""
+    trees, tensors = {**local.trees}, {**local.tensors}
+    for name, (tree, of_part) in standing.parts.items():
+        if name in trees:  # else it is too large
+            trees[name] = tree
+            tensors |= of_part
+    local = replace(local, trees=trees, tensors=tensors)
+    return local.document() | {"stood": {"at": standing.at, "unchanged": standing.unchanged}}, local
 
 
 def document_of(
