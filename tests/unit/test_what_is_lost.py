@@ -20,9 +20,10 @@ def test_of_a_rank_that_was_saved_it_is_said_where_it_stood() -> None:
     stood = {"at": "script.py:7, in evaluate", "unchanged": ["the variable 'best' of main"]}
     assert what_is_lost(0, 7, PARTS, stood) == (
         "Rank 0 stood at script.py:7, in evaluate, and was saved there, behind its optimizer step 7 and "
-        "before the end of that iteration. Its variables are as they were there. Counters (the variable 'done' "
-        "of main) are made up. What the rest of the iteration changes (random numbers, the variable 'best' of "
-        "main, extra) is left out: this run may differ from an undisturbed one."
+        "before the end of that iteration. Its variables are as they were there. "
+        "Counters (the variable 'done' of main) are made up. "
+        "What the rest of the iteration changes (random numbers, the variable 'best' of main, extra) is left "
+        "out: this run may differ from an undisturbed one."
     )
 
 
