@@ -528,7 +528,9 @@ class Job:
             parts, told = resharding.load(saved, self.root, self.identity, self._host, self._history)
             if "loop" in parts:
                 of_others = saved.identity.world_size != self.identity.world_size
-                self._loop.restore(parts["loop"], None, saved.step, of_others=of_others)
+                if not self._loop.restore(parts["loop"], None, saved.step, of_others=of_others):
+                    parts |= restoring.iteration_made_up(parts)
+                    self._host.restore_local(parts)
             else:
                 self._loop.count_from(saved.step)
         except (SaveError, TreeError, KeyError, TypeError, ValueError, AttributeError) as error:
