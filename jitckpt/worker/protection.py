@@ -556,7 +556,8 @@ class Protection:
         if pending or self._outside.tells_apart:
             self._settle_beside(pending, step, changed)
         if self._checker is not None:
-            self._settle_check(step - 1, changed)
+            is_checked = self._checker.is_pending(step - 1)
+            self._settle_check(step - 1, changed or (is_checked and self._outside.has_changed))
         self._look_at_extra_behind_step(EXTRA_CHANGES_LATE)
         # In every minibatch: an average may begin in a late epoch.
         if not self._loop.is_used and self._averages not in (None, self._host.updates_of_averages()):

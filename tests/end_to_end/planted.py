@@ -15,6 +15,7 @@ from torch.nn.parallel import DistributedDataParallel
 import jitckpt
 
 STEPS = 14
+MOVED = ("moved", "moved in a range")  # now and then, behind the step
 
 
 class Counting(torch.optim.AdamW):
@@ -31,7 +32,7 @@ class Model(nn.Module):
         self.first, self.norm, self.last = nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Linear(16, 4)
         self.register_buffer("passes", torch.zeros(1), persistent=False)
         self.plants = plants
-        if plants in ("momentum", "moved"):  # the large one takes the longest to be copied
+        if plants in ("momentum", *MOVED):  # the large one takes the longest to be copied
             self.wide, self.slow = (nn.Parameter(torch.ones(n), requires_grad=False) for n in (1 << 21, 8))
 
     def forward(self, batch: Tensor) -> Tensor:
@@ -87,7 +88,7 @@ def main() -> None:
             for parameter in module.parameters():
                 dist.all_reduce(parameter.grad)
         optimizer.step()
-        if plants == "moved" and step % 4 == 1:
+        if plants in MOVED and step % 4 == 1:
             time.sleep(0.5 * dist.get_rank())
             module.slow.add_(1)
         scheduler.step()

@@ -22,7 +22,9 @@ def self_checks(launcher: Launcher) -> list[Event]:
     return [event for event in events if event["event"] == "self_check"]
 
 
-@pytest.mark.parametrize("plants", ["nothing", "attribute", "buffer", "replaced", "momentum", "moved"])
+@pytest.mark.parametrize(
+    "plants", ["nothing", "attribute", "buffer", "replaced", "momentum", "moved", "moved in a range"]
+)
 def test_a_training_that_comes_back_is_not_spoken_of(plants: str, launcher: Launcher) -> None:
     result = launcher.run(*RUN, PLANTED, plants)
     assert result.status == 0, result.err

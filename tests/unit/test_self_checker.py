@@ -181,3 +181,15 @@ def test_what_is_being_checked_is_looked_at_once_more_as_the_minibatch_ends() ->
         protection._checker.is_pending.return_value = is_pending
         Protection._settle_at_boundary(protection, 2)
         assert protection._outside.minibatch_begun.call_args.kwargs["look"] == is_pending
+
+
+@pytest.mark.parametrize("is_pending", [True, False])
+def test_it_is_looked_at_as_the_next_forward_pass_begins(is_pending: bool) -> None:
+    """In a loop over range(), where what changes outside of the step is seen in the step, as a rule."""
+    protection = Mock(off=None, _interrupted=None, _schedules_restored=None, _variables=None, _beside=())
+    protection._checker.is_pending.return_value = is_pending
+    protection._outside.minibatch_begun.return_value = False
+    protection._outside.has_changed = True
+    protection._outside.tells_apart = False
+    Protection._settle_at_forward(protection, 3)
+    protection._settle_check.assert_called_once_with(2, is_pending)

@@ -122,6 +122,11 @@ class OutsideChanges:
         self._mirror.take(step - 1, {name: saved[name] for name in names if name in saved})
         return changed
 
+    @property
+    def has_changed(self) -> bool:
+        """Whether anything has changed since it was looked at last; asking makes no difference to that."""
+        return bool(self._changes())
+
     def is_counted(self, step: int) -> bool:
         """Whether what was changed before the forward pass of `step` belongs to the step before."""
         return self._minibatch(step).counted
