@@ -20,7 +20,7 @@ from jitckpt.data import data_pass
 from jitckpt.data.data_pass import Pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
-from jitckpt.frameworks import lightning_metrics, protection
+from jitckpt.frameworks import lightning_logs, lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
@@ -89,6 +89,7 @@ def install(trainer: ModuleType) -> None:
     ]
     for kind, name, method in changes:
         setattr(kind, name, method)
+    lightning_logs.install(module("loggers"), module("loggers.csv_logs"))
 
 
 def _around(kind: Any, name: str, function: Callable[..., Any]) -> tuple[Any, str, Callable[..., Any]]:
@@ -114,6 +115,7 @@ def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
     trainer = connector.trainer
     if str(trainer.state.fn) == "fit" or getattr(trainer.state.fn, "value", "") == "fit":
         training = LightningTraining(trainer, version)
+        lightning_logs.training_begins(trainer, training.protection)
         if training.protection is not None:
             vars(trainer)[_TRAINING] = training
             training.resume()
@@ -273,6 +275,7 @@ class LightningTraining:
         trainer = self.trainer
         self._newest = self._before | {
             "returned": self._returned,
+            "logs": lightning_logs.state_of(trainer),
             "attributes": self._attributes.changed(),
             "logged": {
                 key: lightning_metrics.state_of(one)
@@ -374,6 +377,9 @@ class LightningTraining:
                 Exception
             ) as error:  # of a callback's or datamodule's state_dict, which nobody else may call
                 self._problem = error
+        else:  # Lightning counts a restart as a batch that has stepped, by which loggers go
+            epoch_loop = self.trainer.fit_loop.epoch_loop
+            epoch_loop.on_load_checkpoint(self._before["loops"]["fit_loop"]["epoch_loop.state_dict"])
 
     def optimize(self, call: Callable[[], Any]) -> Any:
         """Make the training step, and the optimizer's; of the restored batch without the latter."""
@@ -435,6 +441,7 @@ class LightningTraining:
         assert self._loaded is not None
         trainer, loaded = self.trainer, self._loaded
         self.protection.put_back()
+        lightning_logs.put_back(trainer, loaded["logs"])
         self._attributes.restore(loaded["attributes"])
         say_problems(self._attributes)
         for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):

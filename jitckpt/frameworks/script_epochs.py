@@ -11,11 +11,18 @@ import builtins
 import dis
 import json
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator
+from functools import cache
 from itertools import takewhile
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.modules.module import register_module_forward_pre_hook
+from torch.utils.hooks import RemovableHandle
 
 from jitckpt.data import generators
 from jitckpt.errors import CheckpointError
@@ -24,6 +31,7 @@ from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.worker import carried_names, directory, frames
 
 FILE = "script_epochs.json"
+MOST_BEGUN = 8  # at one place, before the training: a loop in another one, or in what is called often
 BARS = frozenset({"tqdm", "track"})  # they give what they get
 ANOTHER_LOOP = (
     "The save is of epoch {epoch} of the script's loop over epochs, and this start has not come to that "
@@ -44,6 +52,8 @@ _begin: _Begin | None = None  # while we wait for the loop
 _watched: list[dict[str, Any]] = []  # the variables of modules in which range is ours
 _running: list["ScriptEpochs"] = []  # loops that may be the one over epochs, from the outermost on
 _found: "ScriptEpochs | None" = None
+_begun: "Counter[tuple[CodeType, int]]" = Counter()  # loops, by their places
+_until_trained: RemovableHandle | None = None
 
 
 class _IsRange(type):
@@ -56,11 +66,14 @@ class Range(metaclass=_IsRange):
 
     def __new__(cls, *given: Any) -> Any:
         numbers = builtins.range(*given)
+        if protection.is_taken():
+            end()
         frame = sys._getframe(1)
-        is_loop = (
-            _begin is not None and len(numbers) > 0 and is_iterated_in_place(frame.f_code, frame.f_lasti)
-        )
-        return ScriptEpochs(numbers, frame) if is_loop else numbers
+        place = frame.f_code, frame.f_lasti
+        if _begin is None or not numbers or _begun[place] == MOST_BEGUN or not is_iterated_in_place(*place):
+            return numbers
+        _begun[place] += 1
+        return ScriptEpochs(numbers, frame)
 
 
 class ScriptEpochs:
@@ -120,15 +133,23 @@ class ScriptEpochs:
 
 def watch(frame: FrameType, begin: _Begin) -> None:
     """A training can begin from here on. begin: protects it as a restart comes to its loop over epochs."""
-    global _begin  # noqa: PLW0603
-    if _found is not None:
+    global _begin, _until_trained  # noqa: PLW0603
+    if _found is not None or protection.is_taken():
         return
     _begin = begin
+    if _until_trained is None:
+        _until_trained = register_module_forward_pre_hook(_trains)
     modules = [sys.modules["__main__"].__dict__, *(one.f_globals for one in frames.scripts_frames(frame))]
     for variables in modules:
         if "range" not in variables:
             variables["range"] = Range
             _watched.append(variables)
+
+
+def _trains(module: nn.Module, given: object) -> None:
+    """A model is called: what torch compiles of it is to have Python's range."""
+    if module.training and torch.is_grad_enabled():
+        end()
 
 
 def may_be_found() -> bool:
@@ -151,14 +172,19 @@ def training_begins(training: FrameworkProtection | None, frame: FrameType) -> N
 
 def end() -> None:
     """Let range be Python's again."""
-    global _begin  # noqa: PLW0603
+    global _begin, _until_trained  # noqa: PLW0603
     _begin = None
+    _begun.clear()
+    if _until_trained is not None:
+        _until_trained.remove()
+        _until_trained = None
     while _watched:
         variables = _watched.pop()
         if variables.get("range") is Range:
             del variables["range"]
 
 
+@cache
 def is_iterated_in_place(code: CodeType, at: int) -> bool:
     """Whether what a call at this place returns is what a for statement iterates there, perhaps in a bar."""
     instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]

@@ -235,3 +235,33 @@ def test_what_asks_whether_it_is_a_range_hears_the_truth() -> None:
     assert isinstance(range(3), script_epochs.Range)
     assert not isinstance([3], script_epochs.Range)
     assert script_epochs.Range(3) == range(3)
+
+
+def test_range_is_pythons_again_once_a_model_trains_or_a_training_is_another_frameworks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = torch.nn.Linear(1, 1)
+    Process(tmp_path).prepare()
+    with torch.no_grad():
+        model(torch.ones(1))
+    assert "range" in globals()
+    model(torch.ones(1))
+    assert "range" not in globals()
+    Process(tmp_path).prepare()
+    monkeypatch.setattr(protection, "_taken", "another framework")
+    for _ in range(1):
+        assert script_epochs._running == []
+    assert "range" not in globals()
+    Process(tmp_path).prepare()
+    assert "range" not in globals()
+
+
+def test_a_loop_that_is_begun_often_is_no_loop_over_epochs(tmp_path: Path) -> None:
+    def one() -> int:
+        for _ in range(1):
+            return len(script_epochs._running)
+        return 0
+
+    Process(tmp_path).prepare()
+    most = script_epochs.MOST_BEGUN
+    assert [one() for _ in range(2 * most)] == [1] * most + [0] * most
