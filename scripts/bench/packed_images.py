@@ -102,7 +102,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     found: dict[str, dict[str, float]] = {}
-    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+    with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "pages"
         size = pages(options.parameters_mb, path)
         for name, rate in LINKS.items():

@@ -38,7 +38,7 @@ def main():
     dist.init_process_group("nccl")
     rank, over, added = dist.get_rank(), False, 0
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                          wait_for_workers=False, timeout=timedelta(seconds=100))
+                          wait_for_workers=False, timeout=timedelta(seconds=600))
 
     def count():
         nonlocal added

@@ -41,7 +41,7 @@ def main():
 
     def client():
         return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                             wait_for_workers=False, timeout=timedelta(seconds=100))
+                             wait_for_workers=False, timeout=timedelta(seconds=600))
 
     def count():
         nonlocal added

@@ -45,7 +45,7 @@ def main():
     dist.init_process_group("nccl")
     rank, pid, over, added = dist.get_rank(), os.getpid(), False, 0
     store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                          wait_for_workers=False, timeout=timedelta(seconds=100))
+                          wait_for_workers=False, timeout=timedelta(seconds=600))
 
     def count():
         nonlocal added
@@ -110,7 +110,9 @@ def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 def memory() -> Iterator[Path]:
     """Give a folder in memory: a busy disk would take minutes."""
     with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        used = os.open(folder, os.O_RDONLY)  # so that other tests see that it is no leftover
         yield Path(folder)
+        os.close(used)
 
 
 class Job:
