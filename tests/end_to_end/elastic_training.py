@@ -72,9 +72,6 @@ step = job.restore()
 total, had = 0.0, list[int]()
 for _ in job.epochs(EPOCHS):
     for numbers, inputs, targets in job.batches(loader):
-        # Before the end of the last iteration what that has changed of variables would be lost, as is said.
-        if rank == 0 and not had and f"{world}:{step}" in args.stay:
-            time.sleep(LONG)
         if step == args.stop_after > 0:
             save = Path("ckpt") / f"step-{step:010}"
             while len([*save.glob("*/metadata.json")]) < world:  # one of each rank
@@ -93,6 +90,8 @@ for _ in job.epochs(EPOCHS):
             torch.cuda.synchronize()
             say(f"step {step} rank {rank} of {world}: {total.hex()} {had}")
             total, had = 0.0, []
+            if rank == 0 and f"{world}:{step}" in args.stay:
+                time.sleep(LONG)
 state = [*model.parameters(), *(part for one in optimizer.state.values() for part in one.values())]
 parts = [getattr(one, "_local_tensor", one).detach().cpu() for one in state]
 digest = hashlib.sha256(b"".join(one.numpy().tobytes() for one in parts))
