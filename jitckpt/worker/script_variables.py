@@ -277,7 +277,8 @@ class ScriptVariables:
         reached = reached_from(frame, read, used)
         attributes = carried_in(frame.f_code).union(*(one.carried for one, _ in reached))
         marks, places = self._marks_of_reached(reached, frame, known, tells_nothing, attributes)
-        modules = not_given(scope, read, self._given, frame)
+        # What `extra` has is its affair, as the counters of a framework's engine.
+        modules = [one for one in not_given(scope, read, self._given, frame) if id(one[2]) not in kept]
         of_modules, places_in_modules = in_other_modules(modules, kept)
         marks |= of_modules
         places |= places_in_modules

@@ -1018,6 +1018,31 @@ def test_a_number_that_a_datasets_processes_share_is_named_where_epochs_change_i
     assert "holds: Harder.level." in said[0]
 
 
+def test_what_a_module_in_extra_counts_is_left_to_that() -> None:
+    said: list[str] = []
+    engine, other = Margin(), Margin()
+
+    class Progress:
+        def __init__(self) -> None:
+            self.of = engine
+
+        def state_dict(self) -> dict[str, int]:
+            return {"calls": self.of.calls}
+
+    variables = ScriptVariables([], Progress(), lambda: 0, said.append, of_epochs=True)
+
+    def epochs() -> Iterator[int]:
+        for epoch in range(3):
+            variables.look(sys._getframe(1))
+            yield epoch
+
+    for _ in epochs():
+        engine(torch.ones(1))
+        other(torch.ones(1))
+    assert len(said) == 1
+    assert "holds: other.calls." in said[0]
+
+
 def test_what_changes_from_epoch_to_epoch_is_named_as_it_does() -> None:
     said: list[list[str]] = []
     variables = ScriptVariables(
