@@ -70,17 +70,23 @@ class Range(metaclass=_IsRange):
             end()
         frame = sys._getframe(1)
         place = frame.f_code, frame.f_lasti
-        if _begin is None or not numbers or _begun[place] == MOST_BEGUN or not is_iterated_in_place(*place):
+        if (
+            _begin is None
+            or not numbers
+            or _begun[place] == MOST_BEGUN
+            or (asks := loop_over(*place)) is None
+        ):
             return numbers
         _begun[place] += 1
-        return ScriptEpochs(numbers, frame)
+        return ScriptEpochs(numbers, frame, asks)
 
 
 class ScriptEpochs:
     """A range that may be that of the epochs."""
 
-    def __init__(self, numbers: range, frame: FrameType) -> None:
-        self._numbers = numbers
+    def __init__(self, numbers: range, frame: FrameType, asks: int) -> None:
+        """frame: it has the loop. asks: where in its code the loop asks for the next number."""
+        self._numbers, self._asks = numbers, asks
         self._frame: FrameType | None = frame
         self._place = [frame.f_globals.get("__name__"), frame.f_code.co_qualname, frame.f_lasti]
         self._drawn_from = b""  # all generators, packed, as the first epoch began
@@ -121,6 +127,7 @@ class ScriptEpochs:
         self._epochs = job.loop.epochs(len(self), self._frame)
         next(self._epochs)
         job.loop.epoch_began_with(self._drawn_from)
+        job.look_at_epochs(self._frame, self._asks)
         if job.identity.rank == 0:
             new = (job.root / FILE).with_suffix(".new")
             new.write_text(json.dumps(self._place))
@@ -185,19 +192,18 @@ def end() -> None:
 
 
 @cache
-def is_iterated_in_place(code: CodeType, at: int) -> bool:
-    """Whether what a call at this place returns is what a for statement iterates there, perhaps in a bar."""
+def loop_over(code: CodeType, at: int) -> int | None:
+    """Return where the for statement asks that iterates what a call at this place returns, also in a bar."""
     instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
     behind = [one for one in instructions if one.offset > at]
     inside = [*takewhile(lambda one: one.opname != "GET_ITER", behind)]
     following = behind[len(inside) + 1 : len(inside) + 2]
     if not following or following[0].opname != "FOR_ITER":
-        return False
+        return None
     calls = [one for one in inside if one.opname.startswith("CALL")]
-    if not calls:
-        return not inside
     is_one_expression = not any("STORE" in one.opname or "JUMP" in one.opname for one in inside)
-    return is_one_expression and len(calls) == 1 and bool(BARS & carried_names.names_in(code, calls[0]))
+    is_bars = len(calls) == 1 and bool(BARS & carried_names.names_in(code, calls[0]))
+    return following[0].offset if is_one_expression and (is_bars or not inside) else None
 
 
 def _known_place() -> object:

@@ -330,6 +330,7 @@ class Job:
                 self._host.generators.follow(generators_from(sys._getframe(1), self._host.extra))
 
     def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
+        self._variables_of_epochs = variables_of_epochs
         kept = [given.model, given.extra, *given.optimizers]
         self._head = EpochHead(
             kept, self._trained, self._reporter.warn_on_first, loop_begins=self._find_generators
@@ -599,6 +600,10 @@ class Job:
             say=self._say_at_first,
             warn=self._reporter.warn_on_first,
         )
+
+    def look_at_epochs(self, frame: FrameType, at: int) -> None:
+        """Look at what a loop over epochs carries on that has begun before the job: at this place it asks."""
+        self._variables_of_epochs.look(frame, at)
 
     def keep_what_is_read_behind(self, asking: FrameType) -> None:
         """Keep what a loop over batches sets and the code behind it reads, such as the last loss.

@@ -144,16 +144,19 @@ class ScriptVariables:
         self._askers: set[CodeType] = set()  # of generators that draw from loops of the job
         self.script_restores = False  # it has called restore() itself, and can count from there
 
-    def look(self, frame: FrameType) -> None:
-        """The script asks for its next minibatch from this frame; generators of it may lie between."""
-        place = id(frame.f_code), frame.f_lasti
+    def look(self, frame: FrameType, at: int | None = None) -> None:
+        """The script asks for its next minibatch from this frame; generators of it may lie between.
+
+        at: where the loop asks in it, if the frame has gone on by now.
+        """
+        place = id(frame.f_code), frame.f_lasti if at is None else at
         if (seen := self._seen.get(place)) is None:
             if len(self._seen) == MOST_LOOPS:
                 return
             self._askers.add(frame.f_code)
             seen = self._seen[place] = _Seen(in_each=self._of_epochs)
-        if seen.is_due(self._of_round()) and (frames := frames_that_ask(frame)):
-            self._try(seen, frames[-1], (frames[-1].f_lasti,), frames[:-1])
+        if seen.is_due(self._of_round()) and (frames := frames_that_ask(frame) if at is None else [frame]):
+            self._try(seen, frames[-1], (frames[-1].f_lasti if at is None else at,), frames[:-1])
         if seen.held is not None and (names := seen.held.look(frame)):
             self._name_held(names, frame)
 

@@ -1,5 +1,6 @@
 """A script's own loop over epochs goes on where the job is, as the job's own does."""
 
+import dis
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -44,13 +45,19 @@ class Process:
             root=root,
             identity=SimpleNamespace(rank=0),
             keep_what_is_read_behind=lambda asking: None,
+            look_at_epochs=self._look_at_epochs,
         )
+        self.looked_at: list[str] = []
         self.protection = protection.FrameworkProtection(job, 0 if saved is None else 1)
         self.told: list[Any] = []
         self.has_begun = False
         self.dies_with: tuple[object, ...] = ("nothing",)
         self._dies_at = dies_at
         self._loader: Any = DataLoader([*range(BATCHES)], batch_size=None)  # type: ignore[arg-type]
+
+    def _look_at_epochs(self, frame: FrameType, at: int) -> None:
+        operations = [one.opname for one in dis.get_instructions(frame.f_code) if one.offset == at]
+        self.looked_at += [frame.f_code.co_name, *operations]
 
     def _put_back(self) -> None:
         if self.saved_before is not None:
@@ -161,7 +168,9 @@ def test_a_restart_begins_with_the_epoch_in_which_the_job_is(
 
 
 def test_what_is_behind_epochs_that_are_done_is_not_done_again(tmp_path: Path) -> None:
-    undisturbed = run(usual, Process(tmp_path))
+    process = Process(tmp_path)
+    undisturbed = run(usual, process)
+    assert process.looked_at == ["usual", "FOR_ITER"]
     first = Process(tmp_path, dies_at=undisturbed.index((2, 1, 1)))
     run(usual, first)
     told = run(usual, Process(tmp_path, first.saved))
@@ -216,7 +225,7 @@ def test_only_what_a_for_statement_iterates_in_place_may_be_the_epochs() -> None
 
         def range(*given: int) -> list[int]:
             frame = sys._getframe(1)
-            results.append(script_epochs.is_iterated_in_place(frame.f_code, frame.f_lasti))
+            results.append(script_epochs.loop_over(frame.f_code, frame.f_lasti) is not None)
             return [*given]
 
         exec(text, {"range": range, "tqdm": lambda one, **options: one})

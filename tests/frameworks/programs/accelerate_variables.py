@@ -37,10 +37,10 @@ def main():
     model, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(data, batch_size=6, shuffle=True)
     )
-    history, best, scale, meter, step = [], None, 1.0, Meter(), 0
+    history, evaluated, best, scale, meter, step = [], [], None, 1.0, Meter(), 0
     for epoch in range(3):
         total = 0.0
-        for points, labels in tqdm(loader, disable=True):
+        for number, (points, labels) in enumerate(tqdm(loader, disable=True)):
             passes("step begins")
             count(points)
             loss = nn.functional.cross_entropy(model(points) * scale, labels)
@@ -49,17 +49,21 @@ def main():
             accelerator.backward(loss)
             optimizer.step()
             step += 1
-            total += loss.item()
+            total += (value := loss.item())
             meter.add(loss.item())
-            scale *= 0.98
+            scale *= 0.98 if number % 3 else 0.99
         passes("epoch ends")
-        history.append(total)
+        history.append([total, value, number])
+        model.eval()
+        with torch.no_grad():
+            evaluated.append(model(data.tensors[0].to(accelerator.device)).sum().item())
+        model.train()
         if best is None or total < best[0]:
             best = total, epoch
     end = {
         "parameters": digest(accelerator.unwrap_model(model).state_dict()),
         "optimizer": digest(optimizer.state_dict()["state"]),
-        "variables": [history, best, scale, step, seen, meter.total, meter.values],
+        "variables": [history, evaluated, best, scale, step, seen, meter.total, meter.values],
     }
     with open(f"{sys.argv[1]}/end-{accelerator.process_index}.json", "w") as file:
         json.dump(end, file, indent=1)

@@ -12,6 +12,7 @@ import lightning.pytorch as pl
 import torch
 import torchmetrics
 from ends import DataLoader, digest, log_loss, may_be_killed, passes
+from lightning.pytorch.loggers import CSVLogger
 from torch import nn
 from torch.utils.data import IterableDataset
 
@@ -81,7 +82,8 @@ def main():
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
         strategy="ddp",
         max_epochs=EPOCHS,
-        logger=False,
+        logger=CSVLogger(sys.argv[1], name="logs"),
+        log_every_n_steps=1,
         enable_checkpointing=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -99,6 +101,9 @@ def main():
         "metrics": {name: value.item() for name, value in trainer.callback_metrics.items()},
         "begun": model.begun,
     }
+    if trainer.is_global_zero:
+        with open(f"{trainer.logger.log_dir}/metrics.csv") as file:
+            end["logged"] = file.read()
     with open(f"{sys.argv[1]}/end-{trainer.global_rank}.json", "w") as file:
         json.dump(end, file, indent=1, sort_keys=True)
 
