@@ -72,10 +72,6 @@ CHANGED_TWICE = (
     "run differs from an undisturbed one. Change them behind the first batch, or give jitckpt.init model and "
     "optimizer in the place of a save function."
 )
-NOT_TAKEN = (
-    "The script's variables can't be taken in the middle of an iteration: {error}. They are saved as the "
-    "iteration before has left them."
-)
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
 
@@ -690,11 +686,7 @@ class Job:
         """Return what the script's variables are in the middle of an iteration, for the thread that saves."""
         if self._keeper is None or self.made_up:
             return None
-        try:
-            return self._keeper.as_it_stands(frame)
-        except Exception as error:
-            self._reporter.warn(NOT_TAKEN.format(error=f"{type(error).__name__}: {error}"))
-            return None
+        return self._keeper.as_it_stands(frame)
 
     def _batch_drawn(self, number: int) -> None:
         self._protection.batch_drawn(number)

@@ -319,6 +319,7 @@ class Protection:
             whole=None if self._given is None else self._given.whole,
             nothing_before=self._is_nothing_saved,
             as_it_stands=self._as_it_stands,
+            warn=self._reporter.warn,
         )
 
     def found_in_memory(self) -> OwnShard | None:

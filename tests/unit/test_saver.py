@@ -328,6 +328,7 @@ class Evaluating:
         self.history.add(STEP, host.shared())
         self.history.thread = 0  # none that could be held
         self.said: list[protocol.WorkerMessage] = []
+        self.warned: list[str] = []
         self.asked = 0
 
         def as_it_stands(frame: FrameType | None) -> VariablesNow | None:
@@ -349,6 +350,7 @@ class Evaluating:
             report=self.said.append,
             keep=1,
             as_it_stands=as_it_stands,
+            warn=self.warned.append,
         )
 
     def save(self) -> dict[str, Any]:
@@ -395,6 +397,15 @@ def test_where_they_can_not_be_told_they_are_saved_as_they_were(tmp_path: Path, 
     assert local["trees"][PART] == {"script:main": {"done": 2, "best": 9}}
     assert "stood" not in local
     assert rank.asked == 1
+
+
+def test_a_failure_to_tell_them_is_said_and_harms_no_save(tmp_path: Path, ring: int) -> None:
+    def fails(rank: Evaluating) -> VariablesNow:
+        raise ValueError("odd")
+
+    rank = Evaluating(tmp_path, ring, fails)
+    assert "stood" not in rank.save()
+    assert rank.warned == [saver.NOT_TAKEN.format(error="ValueError: odd")]
 
 
 def test_a_save_is_made_again_once_the_iteration_has_ended(tmp_path: Path, ring: int) -> None:

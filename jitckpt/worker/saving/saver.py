@@ -38,6 +38,10 @@ from jitckpt.worker.saving.found import Found
 from jitckpt.worker.saving.history import History, SharedSnapshot
 from jitckpt.worker.saving.outside_changes import Replacement
 
+NOT_TAKEN = (
+    "The script's variables can't be taken in the middle of an iteration: {error}. They are saved as the "
+    "iteration before has left them."
+)
 BY_THE_LIBRARY = 0  # the id of a save that no agent ordered
 LOOK_SECONDS = 0.005
 LOOKS = 20  # at a thread that does not stand still
@@ -106,6 +110,7 @@ class Saver:
         whole: int | None = None,
         nothing_before: Callable[[], bool] = lambda: False,
         as_it_stands: Callable[[FrameType | None], VariablesNow | None] = lambda frame: None,
+        warn: Callable[[str], None] = lambda text: None,
     ) -> None:
         """why_not: tells why a save function can't be called for the state after a step, if so.
 
@@ -115,7 +120,7 @@ class Saver:
         """
         self._memory, self._whole = memory, whole
         self._why_not, self._nothing_before = why_not, nothing_before
-        self._as_it_stands = as_it_stands
+        self._as_it_stands, self._warn = as_it_stands, warn
         self.found: Found | None = None  # what a save function may read beside what the job was given
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
@@ -309,13 +314,16 @@ class Saver:
 
         It is held in Python code, or is inside of a call that it does not come back from meanwhile.
         """
-        for _ in range(LOOKS):
-            with main_thread.held(self._history.thread):
-                place = self._history.place()
-                found = self._as_it_stands(sys._current_frames().get(self._history.thread))
-                if found is None or self._history.place() == place:
-                    return found
-            time.sleep(LOOK_SECONDS)
+        try:
+            for _ in range(LOOKS):
+                with main_thread.held(self._history.thread):
+                    place = self._history.place()
+                    found = self._as_it_stands(sys._current_frames().get(self._history.thread))
+                    if found is None or self._history.place() == place:
+                        return found
+                time.sleep(LOOK_SECONDS)
+        except Exception as error:  # not said before the thread goes on: it may have what that needs
+            self._warn(NOT_TAKEN.format(error=f"{type(error).__name__}: {error}"))
         return None
 
     @contextmanager
