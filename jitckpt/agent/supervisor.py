@@ -427,6 +427,15 @@ class Supervisor(threading.Thread):
                 self._alarm(
                     "nccl_error", f"{message.operation} of rank {rank} failed: {message.text}", [rank]
                 )
+            case protocol.SaveWaits() | protocol.SaveBegun() | protocol.SaveEnded() | protocol.SaveFailed():
+                self._hear_of_save(rank, message)
+            case protocol.Warning():
+                self._say(f"rank {rank}: {message.text}")
+
+    def _hear_of_save(self, rank: int, message: WorkerMessage) -> None:
+        match message:
+            case protocol.SaveWaits(save_id=self._save_id):
+                self._change(rank, goes_on=True)
             case protocol.SaveBegun(save_id=self._save_id):
                 self._change(rank, saving_step=message.step)
             case protocol.SaveEnded(save_id=self._save_id):
@@ -434,8 +443,6 @@ class Supervisor(threading.Thread):
             case protocol.SaveFailed(save_id=self._save_id):
                 self._change(rank, save="failed")
                 self._say(f"rank {rank} could not save: {message.reason}")
-            case protocol.Warning():
-                self._say(f"rank {rank}: {message.text}")
 
     def _hear_of_end(self, rank: int, message: protocol.AtEnd | protocol.Finished) -> None:
         if isinstance(message, protocol.AtEnd):

@@ -12,6 +12,8 @@ from typing import Literal
 TERMINATION_GRACE = 30.0
 # Seconds in which ranks that have not said which step they save may still say so once a step is whole.
 NEWER_STEP_GRACE = 0.25
+# Seconds in which a rank inside of an iteration may still save what it alone knows: it waits for 5 itself.
+GOING_ON_GRACE = 7.0
 # Seconds that a rank may be stopped (by SIGSTOP, say) until its save is not waited for any more, if it is
 # not the last that can save its shard.
 STOPPED_GRACE = 2.0
@@ -36,11 +38,12 @@ class Rank:
     its process, with a failure, which may take a while, too.
     registered: it has called jitckpt.init. reachable: it can still be given orders (its socket is open and
     its training has not finished). shard: what it holds, of `shards` in one replica. saving_step: the step
-    that it has begun to save. saved_step: the step of its save, once `save` is "ended". told: how the agent
-    has begun to end it. own: it runs on this host; the others' agents see the same facts and end their ranks
-    themselves. finished: its script is at its end. let_end: it was told that its process may end, too, and so
-    saves no more. stopped_since: it has been stopped by a signal since then,
-    and does nothing until somebody lets it go on; known of own ranks alone, whose end the others hear of.
+    that it has begun to save. goes_on: first it has to come to the end of an iteration. saved_step: the step
+    of its save, once `save` is "ended". told: how the agent has begun to end it. own: it runs on this host;
+    the others' agents see the same facts and end their ranks themselves. finished: its script is at its end.
+    let_end: it was told that its process may end, too, and so saves no more. stopped_since: it has been
+    stopped by a signal since then, and does nothing until somebody lets it go on; known of own ranks alone,
+    whose end the others hear of.
     torch_loaded: it has imported torch. failing: the mistake of its program's that has ended it before its
     first step. refused: what jitckpt has refused, by which its program has ended.
     """
@@ -55,6 +58,7 @@ class Rank:
     shards: int = 1
     save: Literal["none", "ordered", "ended", "failed"] = "none"
     saving_step: int | None = None
+    goes_on: bool = False
     saved_step: int | None = None
     told: Literal["nothing", "terminate", "kill"] = "nothing"
     own: bool = True
@@ -343,17 +347,20 @@ def is_last_of_its_shard(job: KnownJob, rank: Rank) -> bool:
 
 
 def _save_of_newer_step(job: KnownJob, able: list[Rank], whole: int) -> Action | None:
-    """Wait for the save of a step after `whole`, if it can become whole as well; None if it can't.
+    """Wait for the save of a step after `whole`, if it can become whole as well, or for ranks' own states.
 
     A rank whose host was held before the optimizer step saves one step less than a replica whose host was
     held after it. Ended as soon as the first has saved, the job would lose a minibatch more than it has to.
     Ranks save side by side, so the newer step is waited for as long as the first took; and a rank that does
-    not come to its save, such as one whose device hangs, is not waited for.
+    not come to its save, such as one whose device hangs, is not waited for. One that is still inside of the
+    iteration that made the step is: of what it alone knows nobody else has a copy.
     """
     if job.whole_at is None:
         return None
     took = 0.0 if job.save_ordered_at is None else job.whole_at - job.save_ordered_at
     saving = [rank for rank in able if rank.save == "ordered"]
+    if any(rank.goes_on for rank in saving) and job.now < job.whole_at + took + GOING_ON_GRACE:
+        return Wait(job.whole_at + took + GOING_ON_GRACE)
     if any(rank.saving_step is None for rank in saving) and job.now < job.whole_at + NEWER_STEP_GRACE:
         return Wait(job.whole_at + NEWER_STEP_GRACE)
     newer = {rank.saving_step for rank in saving if (rank.saving_step or 0) > whole}

@@ -13,7 +13,7 @@ from jitckpt.encoding.tree_codec import Encoded
 PART = "counters"
 # So many iterations in a row have to raise one. What is set back now and then shows itself sooner or later,
 # and is none from then on: no iteration may ever have done anything else.
-LEAST_RAISED = 4
+LEAST_RAISED = 3
 
 Key = tuple[str, str]  # a place and a name
 Names = Mapping[str, Collection[str]]  # by places

@@ -144,6 +144,16 @@ class DeviceHeld(WorkerMessage):
 
 
 @dataclass(frozen=True)
+class SaveWaits(WorkerMessage):
+    """The rank's iteration that made `step` goes on: what it alone knows after that is still to come."""
+
+    type = "save_waits"
+    save_id: int
+    rank: int
+    step: int
+
+
+@dataclass(frozen=True)
 class SaveBegun(WorkerMessage):
     """The rank writes its state after `step`."""
 
@@ -387,6 +397,7 @@ FROM_WORKER = (
     Progress,
     NcclError,
     DeviceHeld,
+    SaveWaits,
     SaveBegun,
     SaveEnded,
     PeriodicSave,

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.decisions.recovery import (
+    GOING_ON_GRACE,
     LOCAL_STATE_SECONDS,
     NEWER_STEP_GRACE,
     STOPPED_GRACE,
@@ -363,6 +364,19 @@ def test_a_rank_that_has_not_begun_to_save_gets_a_moment_to_say_of_which_step() 
     saving = job(*ranks, save_ordered_at=98.0, whole_at=100.0)
     assert decide(saving) == Wait(100.0 + NEWER_STEP_GRACE)
     assert isinstance(decide(replace(saving, now=100.0 + NEWER_STEP_GRACE)), EndRanks)
+
+
+def test_a_rank_inside_of_its_iteration_is_waited_for_until_it_has_saved_what_it_alone_knows() -> None:
+    saved, going_on = registered(0, save="ended", saved_step=7), registered(1, save="ordered", goes_on=True)
+    saving = job(saved, going_on, KILLED, save_ordered_at=98.0, whole_at=100.0)
+    until = 102.0 + GOING_ON_GRACE
+    assert decide(saving) == Wait(until)
+    begun = replace(going_on, saving_step=7)
+    assert decide(replace(saving, ranks=(saved, begun, KILLED))) == Wait(until)
+    assert isinstance(decide(replace(saving, now=until)), EndRanks)
+    for end in ({"save": "ended", "saved_step": 7}, {"save": "failed"}, {"exit_code": -9}):
+        over = replace(saving, ranks=(saved, replace(begun, **end), KILLED))
+        assert isinstance(decide(over), EndRanks)
 
 
 def test_a_second_failure_during_the_save() -> None:

@@ -97,7 +97,7 @@ def step_to_save(
         report=lambda _: None,
         keep=1,
     )
-    return asked._wait_for_rest(deadline)
+    return asked._wait_for_rest(1, deadline)
 
 
 def test_in_a_backward_pass_nobody_is_waited_for(tmp_path: Path) -> None:
@@ -417,6 +417,15 @@ def test_a_save_is_made_again_once_the_iteration_has_ended(tmp_path: Path, ring:
     assert "stood" not in rank.save()
     assert rank.asked == 1
     assert [type(one) for one in rank.said] == [protocol.SaveBegun, protocol.SaveBegun, protocol.SaveEnded]
+
+
+def test_it_is_said_once_that_an_iteration_is_waited_for(
+    tmp_path: Path, ring: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(saver, "STANDING_SECONDS", 0.05)
+    rank = Evaluating(tmp_path, ring, lambda rank: NOW)
+    rank.save()
+    assert [type(one) for one in rank.said] == [protocol.SaveWaits, protocol.SaveBegun, protocol.SaveEnded]
 
 
 def test_a_thread_that_gets_on_meanwhile_is_looked_at_again(

@@ -148,7 +148,7 @@ class Saver:
             with _quiet():
                 try:
                     while True:
-                        step, runs = self._wait_for_rest(begun + order.deadline)
+                        step, runs = self._wait_for_rest(save_id, begun + order.deadline)
                         self._report(protocol.SaveBegun(save_id, self._identity.rank, step))
                         written = self._write(step, order, runs)
                         if written is not None:
@@ -164,7 +164,7 @@ class Saver:
             return 1
         return 0
 
-    def _wait_for_rest(self, deadline: float) -> tuple[int, bool]:
+    def _wait_for_rest(self, save_id: int, deadline: float) -> tuple[int, bool]:
         """Return the newest step that the device has finished, once it is in no optimizer step.
 
         And once nothing is still to come of it on the host, such as a scheduler's step. In a backward pass
@@ -175,6 +175,7 @@ class Saver:
         """
         begun = since = time.monotonic()
         stands_at: object = None
+        has_told = False
         while True:
             if (reason := self._refused()) is not None:
                 raise SaveError(reason)
@@ -197,6 +198,9 @@ class Saver:
                 stands_at, since = place, now
             waits = now < min(since + STANDING_SECONDS, begun + PARK_SECONDS) and self._may_come(step)
             settled = settled and not waits
+            if waits and not has_told and self._history.goes_on(step):
+                has_told = True
+                self._report(protocol.SaveWaits(save_id, self._identity.rank, step))
             runs = not (settled or waits or self._save_function) and self._history.is_foreseen(step)
             between_steps = progress.device_begun == step or self._has_whole_copies(step)
             # What the script changes on the device after the step may be half done, its copies on their way.
