@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import math
+import ssl
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -24,7 +25,7 @@ INVALID, NOT_FOUND, NOT_ALLOWED, NO_SPACE, UNAUTHENTICATED = 3, 5, 7, 8, 16
 REFUSALS = (INVALID, NOT_ALLOWED, NO_SPACE)  # of which no other member says otherwise
 SCHEMES = ("etcd://", "etcds://")
 WHO = "ETCDCTL_USER and ETCDCTL_PASSWORD name who is to be"
-FILES = {"ca_certs": "ETCDCTL_CACERT", "cert_file": "ETCDCTL_CERT", "key_file": "ETCDCTL_KEY"}
+FILES = CA, CERTIFICATE, KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 
 
 def endpoints_of(url: str) -> tuple[list[tuple[str, int]], bool]:
@@ -64,10 +65,9 @@ class Etcd(Coordination):
                 "--coordination etcd://... needs the package urllib3: `pip install 'jitckpt[etcd]'`."
             ) from error
         self._places, tls = endpoints_of(url)
-        files = {name: _file(environment, variable) for name, variable in FILES.items()}
-        self._scheme = "https" if tls or any(files.values()) else "http"
-        options: dict[str, Any] = files | {"cert_reqs": "CERT_REQUIRED"} if self._scheme == "https" else {}
-        self._pool = urllib3.PoolManager(maxsize=8, retries=False, **options)
+        self._scheme = "https" if tls or any(map(environment.get, FILES)) else "http"
+        context = _context(environment) if self._scheme == "https" else None
+        self._pool = urllib3.PoolManager(maxsize=8, retries=False, ssl_context=context)
         self._error = urllib3.exceptions.HTTPError
         self._user = _user(environment)
         self._token = ""
@@ -216,6 +216,23 @@ class Etcd(Coordination):
         finally:
             if stream:
                 response.close()  # what is read in part can't be used again
+
+
+def _context(environment: Mapping[str, str]) -> ssl.SSLContext:
+    """Return what TLS goes by. Raises HostsError where a file that the environment names won't do."""
+    authority, certificate, key = (_file(environment, variable) for variable in FILES)
+    try:
+        context = ssl.create_default_context(cafile=authority)
+    except ssl.SSLError as error:
+        raise HostsError(f"{CA}={authority} has no certificate of an authority ({error}).") from error
+    try:
+        if certificate is not None:
+            context.load_cert_chain(certificate, key)
+    except ssl.SSLError as error:
+        raise HostsError(
+            f"{CERTIFICATE}={certificate} and {KEY}={key or ''} are no certificate and its key ({error})."
+        ) from error
+    return context
 
 
 def _file(environment: Mapping[str, str], variable: str) -> str | None:

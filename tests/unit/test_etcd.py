@@ -136,6 +136,19 @@ def test_a_file_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
         Etcd("etcds://127.0.0.1:1", {"ETCDCTL_CACERT": str(tmp_path / "none")}, 1)
 
 
+@pytest.mark.parametrize(
+    ("variable", "why"),
+    [
+        ("ETCDCTL_CACERT", "ETCDCTL_CACERT=.*/junk has no certificate of an authority"),
+        ("ETCDCTL_CERT", "ETCDCTL_CERT=.*/junk and ETCDCTL_KEY= are no certificate and its key"),
+    ],
+)
+def test_a_file_that_is_no_certificate_is_named_at_once(tmp_path: Path, variable: str, why: str) -> None:
+    (tmp_path / "junk").write_text("junk")
+    with pytest.raises(HostsError, match=why):
+        Etcd("etcd://127.0.0.1:1", {variable: str(tmp_path / "junk")}, 1)
+
+
 def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
     made = certificates(tmp_path)
     own = ["--cert-file", f"{made}/own.crt", "--key-file", f"{made}/own.key"]
