@@ -27,12 +27,15 @@ from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.redundancy import groups
 from jitckpt.faults.injection import DEVICE_KINDS, DRIVER_SUSPECT, LASTING_KINDS, PROXY_KINDS
 
+LONGEST_NAME = 200  # bytes of a job's name: torch makes a folder of it and a few letters
+
 
 def check_options(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
+    _check_job_name(args.rdzv_id)
     settle_hosts(args)
     args.own_domains, args.domains_by = own_domains(args)
-    _check_modes(args)
+    check_modes(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
@@ -52,7 +55,16 @@ def check_options(args: argparse.Namespace, kind: str) -> None:
     _check_script(args)
 
 
-def _check_modes(args: argparse.Namespace) -> None:
+def _check_job_name(name: str) -> None:
+    """It is part of the name of a folder, and of keys in etcd, where / stands behind it."""
+    if not name.isprintable() or "/" in name or not 0 < len(name.encode()) <= LONGEST_NAME:
+        raise ValueError(
+            f"--rdzv-id {name!r}: the name of a job has no / and no control characters, and is up to "
+            f"{LONGEST_NAME} bytes long"
+        )
+
+
+def check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
     if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
         raise ValueError(

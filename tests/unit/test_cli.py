@@ -110,6 +110,11 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             ["run", "--nnodes=4", "--rdzv-id=a", "--coordination=etcd://h:1", "--min-hosts=3", __file__],
             "--min-hosts: not with --coordination",
         ),
+        (
+            ["run", "--nnodes=2", "--rdzv-id=a/b", "--coordination=etcd://h:1", "--local-addr=h", __file__],
+            "--rdzv-id 'a/b': the name of a job has no /",
+        ),
+        (["run", "--rdzv-id", "n" * 201, __file__], "is up to 200 bytes long"),
         (["run", "--nnodes", "x", __file__], "--nnodes x: it is the number of hosts, from 1 on"),
         (["run", "--nnodes", "0", __file__], "--nnodes 0: it is the number of hosts, from 1 on"),
         (["run", "--max-standby", "-1", __file__], "'-1' is no whole number from 0 on"),
