@@ -9,6 +9,8 @@ from collections.abc import Callable
 from functools import partial
 
 from jitckpt.cli.parser import Parser
+from jitckpt.cli.run_checks import check_modes
+from jitckpt.cli.run_hosts import settle_hosts
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import kubernetes
 from jitckpt.clusters.kubernetes import JobToRun, Manifest
@@ -42,7 +44,9 @@ SAID_HERE = {
     "standby": "--standby N",
 }
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
-OTHERS_NAME = re.compile(r"[a-z0-9]([-.a-z0-9]{0,251}[a-z0-9])?")  # of what is there already
+LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
+OTHERS_NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")  # of what is there already
+QUEUE_NAME = re.compile(rf"(?=.{{1,63}}\Z){LABEL}(\.{LABEL})*")  # which becomes a label
 GIB = 1024  # MiB
 # MiB beside the training itself: the launcher; for each rank a warm spare.
 LAUNCHER, RANK = 1024, 512
@@ -76,7 +80,8 @@ def main(arguments: list[str]) -> int:
         def ignore_aliases(self, data: object) -> bool:
             return True
 
-    print(f"# Made by: {shlex.join(['jitckpt', 'kubernetes', *arguments])}")
+    made_by = shlex.join(["jitckpt", "kubernetes", *arguments])
+    print("\n".join(f"# {line}" for line in f"Made by: {made_by}".splitlines()))
     print(yaml.dump_all(make(training), Dumper=WithoutAliases, sort_keys=False, width=100), end="")
     return 0
 
@@ -93,10 +98,11 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
             f"--kind {args.kind}: Kubeflow gives each host its place, so none stands by, and there is no "
             "--coordination; take --kind jobset or job"
         )
-    if wanted.min_hosts is not None and not 2 <= wanted.min_hosts < args.nodes:
-        raise ValueError(
-            f"--min-hosts {wanted.min_hosts}: with --nodes {args.nodes} it is from 2 to {args.nodes - 1}"
-        )
+    if args.standby and args.nodes == 1:
+        raise ValueError("--standby: a job on one host is not taken over by another; its pod is replaced")
+    if wanted.max_standby is not None and wanted.max_standby < args.standby:
+        raise ValueError(f"--max-standby {wanted.max_standby} is less than --standby {args.standby}")
+    _check_run(args, run, coordinated=wanted.coordination is not None)
     if args.in_place_restart and args.kind != "jobset":
         raise ValueError("--in-place-restart: only --kind jobset has it")
     has_tier = wanted.memory_tier is not None and wanted.memory_tier.mode != memory_wanted.OFF
@@ -122,6 +128,17 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         coordinated=wanted.coordination is not None,
         run=tuple(run),
     )
+
+
+def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> None:
+    """Refuse by ValueError what `jitckpt run` would refuse in each pod, where it would end the job."""
+    meeting = ["--rdzv-id", args.name]
+    if not coordinated and args.nodes > 1:
+        meeting += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "first"]
+    given = ["--nnodes", str(args.nodes), *meeting, "--local-addr", "pod"]
+    in_pod = run_parser().parse_args([*given, "--checkpoint-dir", kubernetes.CHECKPOINTS, *run])
+    settle_hosts(in_pod)
+    check_modes(in_pod)
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -247,7 +247,7 @@ def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
             *("--checkpoint-dir", CHECKPOINTS),
             *("--metrics", f"0.0.0.0:{METRICS_PORT}"),
             *([] if training.secret is None else ["--secret-file", f"{SECRETS}/secret"]),
-            *training.run,
+            *map(_taken_as_it_is, training.run),
         ],
         **({"env": [place]} if meeting and fixed else {}),
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
@@ -261,6 +261,11 @@ def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
         },
         "volumeMounts": mounts,
     }
+
+
+def _taken_as_it_is(text: str) -> str:
+    """Return what Kubernetes makes text of: $(NAME) is to it a variable's value, $$ is one $."""
+    return text.replace("$", "$$")
 
 
 def _resources(training: JobToRun) -> Manifest:

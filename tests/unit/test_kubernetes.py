@@ -232,6 +232,12 @@ def test_hosts_meet_at_the_first_pod(capsys: pytest.CaptureFixture[str]) -> None
     assert "--master-addr gpt-0.gpt " in " ".join(template["spec"]["containers"][0]["args"])
 
 
+def test_an_argument_comes_to_the_script_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
+    (pod,) = pods(printed(capsys, "--", "train.py", "two\nlines: 1", "$(HOME) $$ $1"))
+    assert pod["containers"][0]["args"][-2] == "two\nlines: 1"
+    assert pod["containers"][0]["args"][-1] == "$$(HOME) $$$$ $$1"  # of which Kubernetes makes one $ each
+
+
 @pytest.mark.parametrize("kind", sorted(KINDS))
 def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
     *_, manifest = printed(capsys, "--kind", kind, "--queue", "research", "--", "train.py")
@@ -258,6 +264,16 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (["--secret", "s/t", "--", "train.py"], "'s/t': a name in Kubernetes"),
         (["--queue", "", "--", "train.py"], "'': a name in Kubernetes"),
         (["--image", "gpt :1", "--", "train.py"], "'gpt :1' is no name of an image"),
+        (["--claim", "a..b", "--", "train.py"], "'a..b': a name in Kubernetes"),
+        (["--queue", "q" * 64, "--", "train.py"], "a name in Kubernetes"),
+        (["--nodes", "1", "--", "--coordination", "etcd://e", "train.py"], "a job on one host"),
+        (["--nodes", "1", "--standby", "1", "--", "train.py"], "--standby: a job on one host"),
+        (["--standby", "2", "--", "--max-standby", "1", "train.py"], "less than --standby 2"),
+        (["--", "--suspendable", "train.py"], "only --mode transparent"),
+        (
+            ["--", "--coordination", "etcd://e", "--min-hosts", "2", "train.py"],
+            "--min-hosts: not with --coordination",
+        ),
     ],
 )
 def test_what_does_not_fit_is_refused_here_and_not_by_the_cluster(
