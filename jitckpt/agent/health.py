@@ -43,7 +43,10 @@ def why_unfit(command: str, seconds: float = SECONDS, arguments: Sequence[str] =
     finally:
         with suppress(ProcessLookupError):  # all of it has ended
             os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
+        process.wait()
+        # Not read to its end: what has left the group, as a daemon, may hold the other one for ever.
+        assert process.stdout is not None
+        process.stdout.close()
     if process.returncode == 0:
         return ""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")[:LONGEST]

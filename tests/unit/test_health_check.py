@@ -1,6 +1,7 @@
 """--health-check: what it says of a host, and what becomes of its processes."""
 
 import os
+import signal
 import time
 from functools import partial
 from pathlib import Path
@@ -122,3 +123,12 @@ def test_a_host_that_stays_unwell_is_missing(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(health, "PAUSE_SECONDS", 0)
     with pytest.raises(HostsMissing, match="has not passed in 0 s: `false` ended with status 1"):
         health.wait_until_well("false", timeout=0)
+
+
+def test_a_daemon_of_the_check_holds_up_nobody(tmp_path: Path) -> None:
+    number = tmp_path / "number"
+    began = time.monotonic()
+    why = health.why_unfit(f"setsid sh -c 'echo $$ > {number}; exec sleep 60' & exit 0", seconds=2)
+    os.kill(int(number.read_text()), signal.SIGKILL)
+    assert time.monotonic() - began < 30
+    assert "has not ended in 2 s" in why
