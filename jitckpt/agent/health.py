@@ -50,6 +50,7 @@ def why_unfit(command: str, seconds: float = SECONDS, arguments: Sequence[str] =
     if process.returncode == 0:
         return ""
     last = next((line for line in reversed(said.splitlines()) if line.strip()), "")[:LONGEST]
+    last = "".join(one if one.isprintable() else "?" for one in last)  # no codes for the terminal
     ended = f"signal {-process.returncode}" if process.returncode < 0 else f"status {process.returncode}"
     return f"`{command}` ended with {ended}" + (f": {last.strip()}" if last else "")
 

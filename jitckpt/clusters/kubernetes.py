@@ -244,7 +244,7 @@ def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
         "args": [
             *meeting,
             *(["--nproc-per-node", str(max(training.gpus, 1))] if meeting else []),
-            *("--checkpoint-dir", CHECKPOINTS),
+            *("--checkpoint-dir", f"{CHECKPOINTS}/{training.name}"),  # others may have the volume, too
             *("--metrics", f"0.0.0.0:{METRICS_PORT}"),
             *([] if training.secret is None else ["--secret-file", f"{SECRETS}/secret"]),
             *map(_taken_as_it_is, training.run),

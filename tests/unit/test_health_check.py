@@ -22,6 +22,7 @@ def test_the_last_line_says_what_is_wrong() -> None:
         "GPU 3 has fallen off the bus"
     )
     assert health.why_unfit("kill -9 $$") == "`kill -9 $$` ended with signal 9"
+    assert health.why_unfit(r"printf '\033[31mred\033[0m'; exit 1").endswith("status 1: ?[31mred?[0m")
 
 
 def test_a_check_that_hangs_is_ended_with_all_that_it_has_started(tmp_path: Path) -> None:
