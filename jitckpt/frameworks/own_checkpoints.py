@@ -5,12 +5,12 @@ its newest one loads another in a restart, and begins its loops where that says:
 these, so such a start is left to it.
 """
 
-import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 from types import CodeType, FrameType
 
+from jitckpt.frameworks import notes
 from jitckpt.worker import agreements, frames
 
 FILE = "loaded_by_script.json"
@@ -35,7 +35,7 @@ def loaded(folder: str | os.PathLike[str]) -> None:
 def are_others(root: Path) -> bool:
     """Whether the script has loaded others than in the start that has begun the job there; for all ranks."""
     file = root / FILE
-    before = json.loads(file.read_text()) if file.exists() else []
+    before = notes.read(file) or []
     said: list[bool] = agreements.all_say(before != _loaded)
     return said[0]  # hosts may have copies
 
@@ -44,9 +44,7 @@ def keep(root: Path, rank: int) -> None:
     """The job begins there, with what the script has loaded."""
     file = root / FILE
     if rank == 0 and (_loaded or file.exists()):
-        new = file.with_suffix(".new")
-        new.write_text(json.dumps(_loaded))
-        new.replace(file)
+        notes.write(file, _loaded)
 
 
 def left_out(frame: FrameType | None, method: str) -> str:

@@ -9,13 +9,11 @@ done once more.
 
 import builtins
 import dis
-import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
 from itertools import takewhile
-from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
@@ -26,7 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from jitckpt.data import generators
 from jitckpt.errors import CheckpointError
-from jitckpt.frameworks import protection
+from jitckpt.frameworks import notes, protection
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.worker import carried_names, directory, frames
 
@@ -129,9 +127,7 @@ class ScriptEpochs:
         job.loop.epoch_began_with(self._drawn_from)
         job.look_at_epochs(self._frame, self._asks)
         if job.identity.rank == 0:
-            new = (job.root / FILE).with_suffix(".new")
-            new.write_text(json.dumps(self._place))
-            new.replace(job.root / FILE)
+            notes.write(job.root / FILE, self._place)
 
     def _is_found(self) -> None:
         global _found  # noqa: PLW0603
@@ -207,5 +203,4 @@ def loop_over(code: CodeType, at: int) -> int | None:
 
 
 def _known_place() -> object:
-    file: Path = directory.root_of(None) / FILE
-    return json.loads(file.read_text()) if file.exists() else None
+    return notes.read(directory.root_of(None) / FILE)

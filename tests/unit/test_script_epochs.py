@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 from jitckpt.data.loop import Loop
 from jitckpt.encoding import tree_codec
 from jitckpt.errors import CheckpointError
-from jitckpt.frameworks import protection, script_epochs
+from jitckpt.frameworks import notes, protection, script_epochs
 from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.worker import directory
 
@@ -274,3 +274,13 @@ def test_a_loop_that_is_begun_often_is_no_loop_over_epochs(tmp_path: Path) -> No
     Process(tmp_path).prepare()
     most = script_epochs.MOST_BEGUN
     assert [one() for _ in range(2 * most)] == [1] * most + [0] * most
+
+
+def test_a_damaged_note_is_named_with_what_to_do(tmp_path: Path) -> None:
+    note = tmp_path / script_epochs.FILE
+    assert notes.read(note) is None
+    notes.write(note, ["__main__", "<module>", 8])
+    assert notes.read(note) == ["__main__", "<module>", 8]
+    note.write_bytes(note.read_bytes()[:-3])
+    with pytest.raises(CheckpointError, match=f"{note} can't be read .*remove it"):
+        notes.read(note)
