@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from jitckpt.frameworks import protection
+from jitckpt.frameworks import notes, protection
 from jitckpt.wire import environment
 from jitckpt.worker import directory
 
@@ -50,9 +50,7 @@ def training_begins(trainer: Any, training: "protection.FrameworkProtection | No
         if remove is not None and (training is None or training.restored == 0):
             remove()
     if training is not None and training.job.identity.rank == 0:
-        new = _file().with_suffix(".new")
-        new.write_text(json.dumps({"run": _run(), "versions": _versions}))
-        new.replace(_file())
+        notes.write(_file(), {"run": _run(), "versions": _versions})
 
 
 def state_of(trainer: Any) -> list[dict[str, Any] | None]:
@@ -114,10 +112,8 @@ def _as_before(find: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _versions_before() -> list[Any]:
     """Return those of the start before, if that was one of this run."""
-    if environment.RESTART.get() == 0 or not _file().exists():
-        return []
-    before: dict[str, Any] = json.loads(_file().read_text())
-    return [*before["versions"]] if before["run"] == _run() else []
+    before = None if environment.RESTART.get() == 0 else notes.read(_file())
+    return [*before["versions"]] if before is not None and before["run"] == _run() else []
 
 
 def _file() -> Path:

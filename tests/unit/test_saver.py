@@ -61,6 +61,22 @@ class Device:
         self._progress = replace(self._progress, device_begun=step, device_ended=step)
 
 
+def made(host: HostState, history: History, root: Path, **others: Any) -> saver.Saver:
+    """Return a saver of rank 0, alone, with nothing in its way but what others say."""
+    usual: dict[str, Any] = {
+        "identity": Identity("job", "", 1, 0, 0, 1),
+        "ring": -1,
+        "save_function": None,
+        "replacement": lambda step: Replacement({}),
+        "has_whole_copies": lambda step: False,
+        "refused": lambda: None,
+        "staging": Staging(1),
+        "report": lambda _: None,
+        "keep": 1,
+    }
+    return saver.Saver(root=root, host=host, history=history, **usual | others)
+
+
 def step_to_save(
     tmp_path: Path,
     progress: StepProgress,
@@ -82,20 +98,13 @@ def step_to_save(
     history.add(STEP, host.shared())
     if next_minibatch:
         history.settle(STEP)
-    asked = saver.Saver(
-        root=tmp_path,
-        identity=Identity("job", "", 1, 0, 0, 1),
+    asked = made(
+        host,
+        history,
+        tmp_path,
         native=cast(Native, Device(progress)),
-        host=host,
-        history=history,
-        ring=-1,
         save_function=save_function,
         replacement=replacement,
-        has_whole_copies=lambda step: False,
-        refused=lambda: None,
-        staging=Staging(1),
-        report=lambda _: None,
-        keep=1,
     )
     return asked._wait_for_rest(1, deadline)
 
@@ -217,20 +226,14 @@ class Alone:
         history = History(host)
         history.add(STEP, host.shared())
         history.settle(STEP)
-        asked = saver.Saver(
-            root=self.root,
+        asked = made(
+            host,
+            history,
+            self.root,
             identity=self.identity,
             native=cast(Native, device or Device(progress)),
-            host=host,
-            history=history,
             ring=self.ring,
-            save_function=None,
-            replacement=lambda step: Replacement({}),
-            has_whole_copies=lambda step: False,
-            refused=lambda: None,
-            staging=Staging(1),
             report=self.said.append,
-            keep=1,
             nothing_before=lambda: nothing_before,
         )
         asked.restored(restored, self.root)
@@ -335,20 +338,13 @@ class Evaluating:
             self.asked += 1
             return told(self)
 
-        self._saver = saver.Saver(
-            root=root,
-            identity=Identity("job", "", 1, 0, 0, 1),
+        self._saver = made(
+            host,
+            self.history,
+            root,
             native=cast(Native, Device(BETWEEN_MINIBATCHES)),
-            host=host,
-            history=self.history,
             ring=ring,
-            save_function=None,
-            replacement=lambda step: Replacement({}),
-            has_whole_copies=lambda step: False,
-            refused=lambda: None,
-            staging=Staging(1),
             report=self.said.append,
-            keep=1,
             as_it_stands=as_it_stands,
             warn=self.warned.append,
         )

@@ -179,33 +179,26 @@ def test_what_is_behind_epochs_that_are_done_is_not_done_again(tmp_path: Path) -
     assert [one for one in told if one[0] == "head"] == [one for one in undisturbed if one[:2] == ("head", 2)]
 
 
+def in_a_while_loop(process: Process) -> None:
+    process.prepare()
+    epoch = 0
+    while epoch < EPOCHS:
+        for batch in process:
+            process.note(batch)
+        epoch += 1
+
+
 def test_a_start_that_does_not_come_to_the_loop_is_refused(tmp_path: Path) -> None:
     first = Process(tmp_path, dies_at=15)
     run(usual, first)
 
-    def another(process: Process) -> None:
-        process.prepare()
-        epoch = 0
-        while epoch < EPOCHS:
-            for batch in process:
-                process.note(batch)
-            epoch += 1
-
     with pytest.raises(CheckpointError, match="has not come to that loop"):
-        run(another, Process(tmp_path, first.saved))
+        run(in_a_while_loop, Process(tmp_path, first.saved))
 
 
 def test_an_outer_loop_that_can_not_go_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     told: list[str] = []
     monkeypatch.setattr(protection, "tell", told.append)
-
-    def endless(process: Process) -> None:
-        process.prepare()
-        epoch = 0
-        while epoch < EPOCHS:
-            for batch in process:
-                process.note(batch)
-            epoch += 1
 
     def once(process: Process) -> None:
         process.prepare()
@@ -215,7 +208,7 @@ def test_an_outer_loop_that_can_not_go_on_is_named(tmp_path: Path, monkeypatch: 
     run(once, Process(tmp_path))
     run(usual, Process(tmp_path))
     assert told == []
-    run(endless, Process(tmp_path))
+    run(in_a_while_loop, Process(tmp_path))
     assert told == [script_epochs.GONE_THROUGH]
 
 
