@@ -128,14 +128,19 @@ class SuspendedJob(HostsJob):
 
     def suspend(self, *words: str, after: int, by: int = 1) -> Result:
         """Ask for it once all ranks have made so many steps, and let them make those that it takes."""
+        asked, first = self.begin_suspending(*words, after=after, by=by)
+        result = self.launcher.finish(asked)
+        return Result(result.status, first + result.out, result.err)
+
+    def begin_suspending(self, *words: str, after: int, by: int = 1) -> "tuple[subprocess.Popen[str], str]":
+        """Ask for it, and let the ranks come to its step. Return who asks, and the first line that it said."""
         self.go_to(after)
         self.wait_for_step(after)
         asked = self.ask(by, *(words or ("suspend", str(self._memory / str(by)))))
         assert asked.stdout is not None
-        first = asked.stdout.readline()  # which step it is
+        first = asked.stdout.readline()  # which step it is: who went on before might be behind it
         self.go_to(after + 9)
-        result = self.launcher.finish(asked)
-        return Result(result.status, first + result.out, result.err)
+        return asked, first
 
     def left(self) -> list[list[str]]:
         """Return in which folders of each host's directory a suspended job has left its command."""

@@ -213,6 +213,8 @@ class ProcessSnapshots(HostPart):
             self._not_suspended(self._dumps.why_never() or why)
         elif not self._wanted:
             self._wanted, self._wanted_at = True, time.monotonic()
+            if self._phase in ("coming", "writing"):  # what is made anyway is what it is suspended in
+                self._say_which_step()
 
     def _begin(self, now: float) -> None:
         if self._due is not None:
@@ -285,8 +287,7 @@ class ProcessSnapshots(HostPart):
             self._phase = "coming"
             self._log.write("snapshot_wanted", step=self._step)
             if self._wanted:
-                self._log.write("suspension_wanted", step=self._step, to=str(self._shelf.directory))
-                self._tell_callers(f"It is suspended once all ranks have ended step {self._step}.")
+                self._say_which_step()
             return
         self._want_nothing()
         self._tries += 1
@@ -294,6 +295,10 @@ class ProcessSnapshots(HostPart):
             self._ask()
         else:
             self._fail("its steps are too short to meet behind one.")
+
+    def _say_which_step(self) -> None:
+        self._log.write("suspension_wanted", step=self._step, to=str(self._shelf.directory))
+        self._tell_callers(f"It is suspended once all ranks have ended step {self._step}.")
 
     def _is_dumped(self, host: int, why: str) -> None:
         self._awaited.discard(host)
