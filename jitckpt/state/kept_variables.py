@@ -134,6 +134,12 @@ class KeptVariables:
             return
         if (other := self._other_name(place, name, value)) is not None:
             self._aliases[place, name] = other
+        else:
+            self._follow(place, name, value)
+
+    def _follow(self, place: str, name: str, value: object) -> None:
+        self._begin(place)
+        if name in self._names[place]:
             return
         self._values[place][name] = value
         self._attributes.begin_with(place, name)
@@ -146,8 +152,8 @@ class KeptVariables:
             del self._values[place][name]
 
     def follow_changed(self, place: str, name: str, value: object) -> None:
-        """Keep a variable that has changed by now."""
-        self.follow(place, name, value)
+        """Keep a variable that has changed by now: it may have become another name of what is kept."""
+        self._follow(place, name, value)
         if name in self._names[place]:
             self._first[place].pop(name, None)
             self._attributes.has_changed(place, name)
@@ -245,7 +251,7 @@ class KeptVariables:
         run through those that were done, without batches, and may have changed it. While `looking` at these.
         may_have: the names that a function may have; others may have any.
         """
-        new: dict[str, dict[str, Any]] = {}
+        of_places: dict[str, dict[str, Any]] = {}
         for place in scopes.keys() & self.places():
             saved, scope = self._saved.pop(place, {}), scopes[place]
             known = {name: value for name, value in saved.items() if name in may_have.get(place, saved)}
@@ -254,12 +260,21 @@ class KeptVariables:
             self._begin(place)
             self._names[place].update(known)
             self._fill(place, scope)
-            values, first = self._values[place], self._first[place]
-            changed = self._attributes.changed().get(place, {})
-            known |= {name: first[name] for name in first.keys() & changed.keys() - known.keys()}
-            self._attributes.restore({place: known})
-            new[place] = {name: values[name] for name in known if _is_new(name, values, scope)}
-        return new
+            of_places[place] = known
+        changed = self._attributes.changed()
+        for place, known in of_places.items():
+            first = self._first[place]
+            names = first.keys() & changed.get(place, {}).keys() - known.keys()
+            known |= {name: first[name] for name in names}
+        self._attributes.restore(of_places)
+        return {
+            place: {
+                name: self._values[place][name]
+                for name in known
+                if _is_new(name, self._values[place], scopes[place])
+            }
+            for place, known in of_places.items()
+        }
 
     def names(self) -> list[str]:
         """Return which are in a save by now, in words."""

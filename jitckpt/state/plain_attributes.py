@@ -6,7 +6,8 @@ write to them.
 """
 
 import copy
-from collections.abc import Callable, Collection, Mapping
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -14,7 +15,7 @@ from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SCALARS, Built, NotPlain, OfProcess, Tensors, TooMuch
+from jitckpt.state.plain_values import SAME, SCALARS, Built, NotPlain, OfProcess, Tensors, TooMuch
 
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
@@ -66,6 +67,7 @@ class PlainAttributes:
         self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
+        self._same: dict[Key, Key] = {}  # other names of what is kept under these
         self._seen = Seen()  # all else
         self._changed: dict[str, dict[str, Any]] = {}
         self.problems: list[str] = []  # sentences that name what is not kept
@@ -110,8 +112,7 @@ class PlainAttributes:
         for name in names:
             key = (path, name)
             value = values.get(name)
-            is_built = plain_values.is_held(self._built.get(key, {}).get(()), value)
-            if key not in self._marks or type(value) in SCALARS or is_built:
+            if key not in self._marks or type(value) in SCALARS or self._is_built(key, value):
                 continue
             walk = plain_values.Marks(set())
             with suppress(NotPlain, TooMuch):
@@ -131,6 +132,7 @@ class PlainAttributes:
         """Return what has changed by now, by paths and names; the same object while nothing has since."""
         has_changed = not self._seen.is_same() and self._look(())
         visited: set[int] = set()
+        self._note_same(self._by_value)
         for key in self._by_value:
             has_changed |= self._look_at(key, visited)
         if has_changed:
@@ -144,22 +146,31 @@ class PlainAttributes:
 
     def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put back what `changed` returned; what there is no place for is named in `problems`."""
-        for path, attributes in saved.items():
-            owner = self._owners.get(path)
-            for name, value in attributes.items():
-                try:
-                    if owner is None:
-                        raise LookupError
-                    here = vars(owner.object)
-                    here[name] = plain_values.put(here.get(name), value)
-                    self._places[path, name] = plain_values.cannot_be_made(value)
-                except LookupError:
-                    self.problems.append(plain_values.LACKING.format(name=self._named(path, name)))
-                    continue
-                self._copies[path, name] = None  # from now on it is in each save
-                self._marks[path, name] = _UNKNOWN
+        entries = [(path, *entry) for path, attributes in saved.items() for entry in attributes.items()]
+        # What other names are of comes first.
+        for path, name, value in sorted(entries, key=lambda entry: plain_values.is_other_name(entry[2])):
+            try:
+                self._put(path, name, value)
+            except LookupError:
+                self.problems.append(plain_values.LACKING.format(name=self._named(path, name)))
+                continue
+            self._copies[path, name] = None  # from now on it is in each save
+            self._marks[path, name] = _UNKNOWN
         self._look(())
         self._tell()
+
+    def _put(self, path: str, name: str, value: Any) -> None:
+        if path not in self._owners:
+            raise LookupError
+        here = vars(self._owners[path].object)
+        if plain_values.is_other_name(value):
+            there, called = value[SAME]
+            if there not in self._owners or called not in vars(self._owners[there].object):
+                raise LookupError
+            here[name] = vars(self._owners[there].object)[called]
+        else:
+            here[name] = plain_values.put(here.get(name), value)
+            self._places[path, name] = plain_values.cannot_be_made(value)
 
     def kept(self) -> set[object]:
         """Return what is kept, as pairs of an object's id and an attribute's name, and the value's id."""
@@ -175,11 +186,18 @@ class PlainAttributes:
         """Look at all attributes; return whether one has changed. new: paths of owners that are new."""
         seen, by_value, has_changed = Seen(), [], False
         visited: set[int] = set()
-        for path, (owner, may_keep) in self._owners.items():
+        looked_at = {
+            (path, name): value
+            for path, (owner, may_keep) in self._owners.items()
+            for name, value in [*vars(owner).items()]
+            if (path, name) not in self._dropped and may_keep(name, value)
+        }
+        self._note_same(key for key in looked_at if key[0] not in new)
+        for path, (owner, _) in self._owners.items():
             attributes = vars(owner)
             seen.size(attributes)
             for name, value in [*attributes.items()]:
-                if (key := (path, name)) in self._dropped or not may_keep(name, value):
+                if (key := (path, name)) not in looked_at:
                     continue
                 is_told = id(value) in visited  # by another way that leads to it
                 if path in new:
@@ -220,13 +238,17 @@ class PlainAttributes:
             self._built.pop(key, None)
             self._marks[key] = self._copies[key] = value
             return True
+        if (first := self._same.get(key)) is not None:
+            return self._name_again(key, first)
+        return self._look_inside(key, value, visited)
+
+    def _look_inside(self, key: Key, value: object, visited: set[int]) -> bool:
+        known = self._marks.get(key, _UNKNOWN)
         before = [*visited] if visited else ()
         try:
             mark = plain_values.mark(value, visited)
             if plain_values.is_same(mark, known):
                 return False
-            if self._is_shared(key, value):
-                raise NotPlain
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
             copied, tensors, built = plain_values.copy(
                 value, before, known_tensors, built, self._lies_in_parameter
@@ -253,13 +275,36 @@ class PlainAttributes:
         self._copies[key] = copied
         return True
 
-    def _is_shared(self, key: Key, value: object) -> bool:
-        """Whether it has become another name of a container that is looked at; it would come back as two."""
-        is_built = plain_values.is_held(self._built.get(key, {}).get(()), value)
-        if type(value) not in plain_values.CHANGEABLE or is_built:
+    def _name_again(self, key: Key, first: Key) -> bool:
+        """Tell one as another name of what is kept under the first; return whether that is new."""
+        told = {SAME: [*first]}
+        if self._marks.get(key) == told:
             return False
-        others = (other for other in self._by_value if other != key)
-        return any(vars(self._owners[path].object).get(name) is value for path, name in others)
+        for known in (self._tensors, self._sizes, self._built, self._places):
+            known.pop(key, None)
+        self._marks[key] = self._copies[key] = told
+        return True
+
+    def _note_same(self, looked_at: Iterable[Key]) -> None:
+        """Find the other names of what can be changed in its place: that changes what they all have."""
+        names: dict[int, dict[Key, bool]] = defaultdict(dict)
+        for key in looked_at:
+            value = vars(self._owners[key[0]].object).get(key[1])
+            if type(value) not in SCALARS and plain_values.is_changeable(value):
+                names[id(value)][key] = self._is_built(key, value)
+        same: dict[Key, Key] = {}
+        for keys in names.values():
+            kept = [key for key in keys if self._marks.get(key) is not _NOT_PLAIN]
+            if kept and len(keys) > 1:
+                first = min(kept, key=lambda key: (not keys[key], key))
+                same |= {key: first for key, is_built in keys.items() if key != first and not is_built}
+        for key in self._same.keys() - same.keys():
+            self._marks[key] = _UNKNOWN
+        self._same = same
+
+    def _is_built(self, key: Key, value: object) -> bool:
+        """Whether it is still the object that the script has built."""
+        return plain_values.is_held(self._built.get(key, {}).get(()), value)
 
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""

@@ -59,8 +59,9 @@ OF_PROCESS = (  # what is waited for, or written to: handles that a restart can'
 )
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
 # The one key of what stands for an object, for an enum's member, for a value that is not the object that the
-# script has built, for what is just that, and for a list of numbers.
+# script has built, for what is just that, for a list of numbers, and for what is kept under another name.
 OBJECT, MEMBER, NEW, AS_BUILT, NUMBERS = "*object", "*member", "*new", "*as built", "*numbers"
+SAME = "*same"
 LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
 LACKING = (
@@ -261,6 +262,19 @@ def put(here: Any, value: Any, *, in_place: bool = True) -> Any:
             return _MEANINGS[what](here, told, in_place)
     how = _put_tensor if isinstance(value, Tensor) else _BY_KIND.get(kind)
     return value if how is None else how(here, value, in_place)
+
+
+def is_other_name(copied: Any) -> bool:
+    """Whether a copy is of what is kept under another name, too."""
+    return isinstance(copied, dict) and [*copied] == [SAME]
+
+
+def is_changeable(value: object) -> bool:
+    """Whether it is plain, as a rule, and other names of it see what is changed in its place.
+
+    Of an object of the script's own classes another name is no plain value.
+    """
+    return isinstance(value, Tensor | numpy.ndarray) or type(value) in CHANGEABLE
 
 
 def spelled_out(copied: Any) -> Any:

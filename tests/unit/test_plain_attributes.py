@@ -426,15 +426,53 @@ def test_another_name_of_an_object_that_is_kept_is_named() -> None:
     assert any("'meters'" in one and "another name" in one for one in kept.problems), kept.problems
 
 
-def test_another_name_of_a_list_that_is_kept_is_named() -> None:
-    model = Net()
-    model.view = None  # type: ignore[assignment]
-    kept = attributes_of(model)
-    model.losses.append(1.0)
-    model.view = model.losses  # type: ignore[assignment]
-    assert [*kept.changed()[""]] == ["losses"]
-    (problem,) = kept.problems
-    assert "'view'" in problem
+def test_another_name_of_what_is_kept_stays_one() -> None:
+    """What is written to one of them is written to all: they come back as the same object."""
+
+    def built() -> Any:
+        net: Any = Net()
+        net.a = net.b = net.c = net.view = net.words = None
+        return net
+
+    def go(net: Any) -> None:
+        net.b = net.a = torch.ones(2)
+        net.c = net.b
+        net.view, net.words = net.losses, numpy.zeros(2)
+        net.inner = net.words
+        net.losses.append(1.0)
+
+    model, other = built(), built()
+    kept, restored = attributes_of(model), attributes_of(other)
+    losses = other.losses
+    kept.changed()
+    go(model)
+    for _ in range(2):
+        restored.restore(carried(kept))
+        assert other.a is other.b is other.c
+        assert other.view is other.losses is losses
+        assert other.inner is other.words
+        other.a.mul_(3)
+        assert carried(restored)[""]["b"] == {plain_values.SAME: ["", "a"]}
+        assert restored.problems == kept.problems == []
+    model.a = torch.zeros(2)  # the others are what they were
+    model.view = [2.0]
+    restored.restore(carried(kept))
+    assert [one.tolist() for one in (other.a, other.b)] == [[0, 0], [1, 1]]
+    assert other.b is other.c
+    assert (other.view, other.losses) == ([2.0], [1.0])
+    assert other.losses is losses
+    model.b.add_(1)
+    assert carried(kept)[""]["b"][NEW].tolist() == [2, 2]
+
+
+def test_another_name_of_what_a_restart_does_not_build_is_named() -> None:
+    model, other = Net(), Net()
+    kept, restored = attributes_of(model), attributes_of(other)
+    model.view = model.more = torch.ones(2)  # type: ignore[assignment]
+    saved = carried(kept)
+    saved[""]["view"] = {plain_values.SAME: ["of none", "more"]}
+    restored.restore(saved)
+    assert any("'view'" in one for one in restored.problems), restored.problems
 
 
 def test_what_is_set_to_a_part_of_a_parameter_is_named_and_what_was_built_so_is_not() -> None:

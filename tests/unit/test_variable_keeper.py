@@ -346,6 +346,34 @@ def test_who_else_knows_a_list_sees_the_one_that_comes_back() -> None:
     equal_from_each_step(training, "history fresh", 3)
 
 
+def test_one_value_under_two_names_stays_one() -> None:
+    """A state that the loop writes to in its place, and an early stopper that notes which one is best."""
+
+    def training(boundary: Boundary) -> list[Any]:
+        state = best = tops = None
+        other = before = torch.zeros(2)
+        seen = numpy.zeros(2)
+        losses: list[float] = []
+        step = boundary(sys._getframe(), 0)
+        while step < 8:
+            if state is None or step % 3 == 0:
+                state = torch.full((2,), float(step))
+            if step % 4 == 1:
+                best, tops = state, losses
+                before, other = other, torch.ones(2)
+            state.mul_(0.5)
+            losses.append(step)
+            other += 1
+            seen = numpy.zeros(2) if step == 5 else seen
+            kept = seen
+            kept += 1
+            step = boundary(sys._getframe(), step + 1)
+        assert best is not None
+        return [one.tolist() for one in (state, best, other, before, seen, kept)] + [tops]
+
+    equal_from_each_step(training, "best kept losses other before seen state tops", 8)
+
+
 def test_what_is_begun_anew_in_each_round_is_put_back_in_its_place() -> None:
     saves: list[dict[str, dict[str, Any]]] = []
     keeper = Keeper()
