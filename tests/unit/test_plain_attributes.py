@@ -468,7 +468,7 @@ def test_another_name_of_what_is_kept_stays_one() -> None:
 def test_another_name_of_what_a_restart_does_not_build_is_named() -> None:
     model, other = Net(), Net()
     kept, restored = attributes_of(model), attributes_of(other)
-    model.view = model.more = torch.ones(2)  # type: ignore[assignment]
+    model.view = model.more = torch.ones(2)
     saved = carried(kept)
     saved[""]["view"] = {plain_values.SAME: ["of none", "more"]}
     restored.restore(saved)

@@ -368,8 +368,8 @@ def test_one_value_under_two_names_stays_one() -> None:
             kept = seen
             kept += 1
             step = boundary(sys._getframe(), step + 1)
-        assert best is not None
-        return [one.tolist() for one in (state, best, other, before, seen, kept)] + [tops]
+        values: list[Any] = [state, best, other, before, seen, kept]
+        return [one.tolist() for one in values] + [tops]
 
     equal_from_each_step(training, "best kept losses other before seen state tops", 8)
 
