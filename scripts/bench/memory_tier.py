@@ -18,7 +18,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -90,12 +90,19 @@ def device_copy(size: int, pairs: int) -> dict[str, float]:
     return rates | {"ratio": statistics.median(ratios)}
 
 
-def step_ratio(windows: int, length: int, bits_per_second: int | None, every: str) -> dict[str, float]:
-    """Return the median time of a step with the tier and without, and their ratio, in one running job."""
+def step_ratio(
+    options: Sequence[str],
+    training: Sequence[str],
+    bits_per_second: int | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> dict[str, float]:
+    """Return the median time of a step with the tier and without, and their ratio, in one running job.
+
+    options: of `jitckpt run`. training: the script, which prints each window's median, and its arguments.
+    """
     run = [sys.executable, "-P", "-c", MAIN, "run", "--nnodes", str(HOSTS), "--nproc-per-node", "1"]
     run += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--device", "softgpu"]
-    run += ["--warm-spares", "0", "--no-self-check", "--memory-tier", "peer", "--memory-every", every]
-    run += [str(TRAINING), str(windows), str(length), str(PAUSE)]
+    run += ["--warm-spares", "0", "--no-self-check", *options, *training]
     with tempfile.TemporaryDirectory() as folder, namespaces(HOSTS) as hosts, ExitStack() as stack:
         if bits_per_second is not None:
             for host in range(HOSTS):
@@ -104,7 +111,7 @@ def step_ratio(windows: int, length: int, bits_per_second: int | None, every: st
             subprocess.Popen(
                 [*hosts.on(host), *run],
                 cwd=folder,
-                env=os.environ | {"OMP_NUM_THREADS": "1"},
+                env=os.environ | {"OMP_NUM_THREADS": "1"} | {**(environment or {})},
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -142,7 +149,11 @@ def main() -> None:
     moved = bytes_moved(args.mib << 20, args.pairs)
     copied, decided = device_copy(args.mib << 20, args.pairs), decision()
     steps = {
-        way: step_ratio(args.windows, args.steps, args.megabits * 1_000_000 if is_slow else None, every)
+        way: step_ratio(
+            ["--memory-tier", "peer", "--memory-every", every],
+            [str(TRAINING), str(args.windows), str(args.steps), str(PAUSE)],
+            args.megabits * 1_000_000 if is_slow else None,
+        )
         for way, (is_slow, every) in WAYS.items()
     }
     if args.json:
