@@ -256,17 +256,18 @@ class HostState:
         return Shared(parts, self.counts(), self.groups(), held)
 
     def shared_again(self, shared: Shared) -> Shared:
-        """Return the shared state with what wrappers have changed after their optimizers' own steps."""
-        for optimizer in self.optimizers:
-            if optimizer.may_change_later:
-                break
-        else:
-            return shared
-        known = zip(shared.optimizers, self.optimizers, strict=False)
+        """Return it with what was changed after the optimizers' own steps: by wrappers, and groups added."""
+        shared = self.with_new_groups(shared)
         parts = [
             part._replace(beside=optimizer.beside()) if optimizer.may_change_later else part
-            for part, optimizer in known
+            for part, optimizer in zip(shared.optimizers, self.optimizers, strict=False)
         ]
+        return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
+
+    def with_new_groups(self, shared: Shared) -> Shared:
+        """Return it with the names of parameters that groups were given since, as `groups` tells of these."""
+        known = zip(shared.optimizers, self.optimizers, strict=False)
+        parts = [optimizer.with_new_groups(part) for part, optimizer in known]
         return shared._replace(optimizers=(*parts, *shared.optimizers[len(parts) :]))
 
     def gradients(self) -> Gradients:

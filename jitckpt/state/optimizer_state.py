@@ -7,6 +7,7 @@ parameters in another order, and what can't be found is named instead of put in 
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -136,6 +137,15 @@ class OptimizerState:
         """Return its parameters by name."""
         called = [name for names in self._call() for name in names]
         return dict(zip(called, self.parameters(), strict=True))
+
+    def with_new_groups(self, part: OptimizerPart) -> OptimizerPart:
+        """Return what was captured with the names of parameters that were added since, as last ones."""
+        known = sum(map(len, part.names))
+        if sum(len(group["params"]) for group in self.optimizer.param_groups) == known:
+            return part
+        names = self._call()
+        are_last = [*chain(*names)][:known] == [*chain(*part.names)]
+        return part._replace(names=names) if are_last else part
 
     def own_parameters(self) -> dict[str, Tensor]:
         """Return the parameters that are not the model's (fp32 masters, flat partitions), by name."""
@@ -328,6 +338,11 @@ class OptimizerState:
         written: as for put_hyperparameters.
         """
         own = self.optimizer.param_groups
+        if len(names) != len(groups):
+            raise CheckpointError(
+                f"The save tells of {len(names)} parameter groups of the {self}, and of hyperparameters of "
+                f"{len(groups)}: groups were taken away between an optimizer step and the next minibatch."
+            )
         if self._names is None and [len(group["params"]) for group in own] == [*map(len, names)]:
             for one, saved in zip(own, groups, strict=True):  # their places are all that is known of them
                 put_hyperparameters(one, saved, written)

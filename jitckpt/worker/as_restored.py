@@ -5,11 +5,13 @@ added) a restart in that epoch does again, to the state that has it already. So 
 back from the save as the batches go on.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import TreeError
@@ -32,12 +34,12 @@ class AsRestored:
         self._writes.look()
         self._optimizers = [one.optimizer for one in host.optimizers]
         for optimizer in self._optimizers:
-            _add_no_group_twice(optimizer)
+            add_no_group_twice(optimizer)
 
     def end(self) -> None:
         """Let the optimizers be as they were."""
         for optimizer in self._optimizers:
-            vars(optimizer).pop("add_param_group", None)
+            add_groups_as_ever(optimizer)
 
     def is_changed(self) -> bool:
         """Return whether it is another now; for once."""
@@ -95,7 +97,7 @@ def _are_same(one: Encoded, other: Encoded) -> bool:
     return all(here.device.type != "cpu" or torch.equal(here, there) for here, there in pairs)
 
 
-def _add_no_group_twice(optimizer: Any) -> None:
+def add_no_group_twice(optimizer: Any) -> None:
     """Have a group that the restart has brought back stay as it is, where the script adds it once more."""
     add = optimizer.add_param_group
 
@@ -108,3 +110,25 @@ def _add_no_group_twice(optimizer: Any) -> None:
             add({**param_group, "params": parameters})
 
     optimizer.add_param_group = add_if_new
+
+
+def add_groups_as_ever(optimizer: Optimizer) -> None:
+    """End what add_no_group_twice does."""
+    vars(optimizer).pop("add_param_group", None)
+
+
+def add_no_group_twice_before_a_step(optimizers: Sequence[Optimizer]) -> None:
+    """Do so in the iteration that a restart makes again, up to its first optimizer step."""
+    for optimizer in optimizers:
+        add_no_group_twice(optimizer)
+
+    has_ended = False
+
+    def end(*_: object) -> None:
+        nonlocal has_ended
+        if not has_ended:  # the hook stays: torch goes through its hooks while they are called
+            has_ended = True
+            for optimizer in optimizers:
+                add_groups_as_ever(optimizer)
+
+    register_optimizer_step_pre_hook(end)

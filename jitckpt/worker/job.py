@@ -49,7 +49,7 @@ from jitckpt.tiers import asked
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import agreements, arguments, directory, resharding, restoring
 from jitckpt.worker.arguments import Arguments
-from jitckpt.worker.as_restored import AsRestored
+from jitckpt.worker.as_restored import AsRestored, add_no_group_twice_before_a_step
 from jitckpt.worker.carried_names import read_behind
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
@@ -468,6 +468,7 @@ class Job:
         self._restored_parts = self._load(choice)
         if restoring.is_builtin(choice):
             self._put_shared = partial(restoring.put_shared, choice, self._host)
+        add_no_group_twice_before_a_step([one.optimizer for one in self._host.optimizers])
         self._go_on_from(choice.step)
         self.set_base(choice.step, None if choice.in_memory else choice.save.path)
         self._protection.restored_from_memory(choice.step if choice.in_memory else 0)

@@ -329,6 +329,31 @@ def a_group_that_is_added(training: Training) -> None:
     training.before = before
 
 
+@kind
+def a_group_that_is_added_in_the_iteration_that_is_made_again(training: Training) -> None:
+    """The script adds it in both: the restart has brought it back by then."""
+    training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
+
+    def before(step: int) -> None:
+        if step == DIES:
+            added = list(training.net[0].parameters())  # type: ignore[index]
+            training.optimizer.add_param_group({"params": added, "lr": 0.001})
+
+    training.before = before
+
+
+@kind
+def a_group_that_is_added_behind_the_step(training: Training) -> None:
+    training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
+
+    def after(step: int) -> None:
+        if step == DIES - 1:
+            added = list(training.net[0].parameters())  # type: ignore[index]
+            training.optimizer.add_param_group({"params": added, "lr": 0.001})
+
+    training.after = after
+
+
 def _replace(training: Training, grown: int) -> None:
     """Put another parameter in the place of the first weight, as densification and pruning do."""
     old = training.net[0].weight  # type: ignore[index]

@@ -12,6 +12,7 @@ from torch.optim import Optimizer
 
 from jitckpt.errors import CheckpointError, TreeError
 from jitckpt.state.host_state import HostState
+from jitckpt.worker import as_restored
 
 Saved = tuple[dict[str, Any], dict[str, Tensor]]
 
@@ -317,6 +318,35 @@ def test_a_group_that_is_added_makes_another_structure() -> None:
     optimizer.add_param_group({"params": [*model[1].parameters()]})
     host.shared()
     assert host.is_restructured
+
+
+def test_a_group_that_is_added_behind_the_step_belongs_to_it() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    host = host_of(model, optimizer)
+    step(model, optimizer)
+    shared = host.shared()
+    assert host.shared_again(shared).optimizers == shared.optimizers
+    optimizer.add_param_group({"params": [*model[1].parameters()]})
+    (part,) = host.shared_again(shared).optimizers
+    assert [*map(len, part.names)] == [2, 2]
+    assert part.names[:1] == shared.optimizers[0].names
+    assert host.with_new_groups(shared).optimizers == (part,)
+    optimizer.param_groups.reverse()  # its parameters have other numbers now
+    assert host.with_new_groups(shared).optimizers == shared.optimizers
+
+
+def test_groups_that_a_restart_has_are_added_once_and_only_until_its_first_step() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model[0].parameters(), lr=0.1)
+    optimizer.add_param_group({"params": [*model[1].parameters()]})
+    as_restored.add_no_group_twice_before_a_step([optimizer])
+    optimizer.add_param_group({"params": [*model[1].parameters()]})
+    optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    assert [len(group["params"]) for group in optimizer.param_groups] == [2, 2, 1]
+    step(model, optimizer)
+    with pytest.raises(ValueError, match="more than one parameter group"):
+        optimizer.add_param_group({"params": [*model[1].parameters()]})
 
 
 @pytest.mark.parametrize("unshared", [False, True])

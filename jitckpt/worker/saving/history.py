@@ -235,7 +235,7 @@ class History:
         progress = self._host.take_progress(groups)()
         # Those that are there for now: what is still to come takes away what it has taken away before.
         gradients = self._host.gradients().without(self._taken_away)
-        shared = shared._replace(groups=groups, gradients=gradients)
+        shared = self._host.with_new_groups(shared)._replace(groups=groups, gradients=gradients)
         return SharedSnapshot(shared, progress, due, update_due)
 
     def _steps_since(self, shared: Shared) -> tuple[int, ...]:
