@@ -133,7 +133,7 @@ class SuspendedJob(HostsJob):
         return Result(result.status, first + result.out, result.err)
 
     def begin_suspending(self, *words: str, after: int, by: int = 1) -> "tuple[subprocess.Popen[str], str]":
-        """Ask for it, and let the ranks come to its step. Return who asks, and the first line that it said."""
+        """Ask for it, let the ranks come to its step; return who asks, and the first line that it said."""
         self.go_to(after)
         self.wait_for_step(after)
         asked = self.ask(by, *(words or ("suspend", str(self._memory / str(by)))))

@@ -190,6 +190,7 @@ class Shelf:
             put, self._put = self._put, None
         if put is not None:
             shutil.rmtree(put.path, ignore_errors=True)
+            self._pages.forget()  # those that are known go with it
             self._give_back()
 
     def _give_back(self) -> None:
