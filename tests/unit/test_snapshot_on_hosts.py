@@ -13,6 +13,7 @@ import pytest
 
 from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
 from jitckpt.agent.migration.host_part import Place
+from jitckpt.agent.migration.led_copies import LedCopies
 from jitckpt.agent.migration.move import MoveError
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots
@@ -96,6 +97,32 @@ class Dumps:
         return int.from_bytes(Path(f"/proc/self/fd/{self.place.file}").read_bytes()[:8], "little")
 
 
+class Copier:
+    """What has a host's part copied: `fails` says why it can't be."""
+
+    def __init__(self, dumps: Dumps) -> None:
+        self.shelf, self.fails, self.waits = dumps.shelf, "", False
+        self.done: Callable[[str, int], None] = lambda why, size: None
+        self.begun: list[tuple[int, int]] = []  # steps, and how many copies
+        self.tidied = self.forgot = 0
+
+    def begin(self, named: tuple[int, str], copies: int, done: Callable[[str, int], None]) -> None:
+        assert self.shelf.begin_copying(named) is not None
+        self.begun.append((named[0], copies))
+        self.done = done
+        if not self.waits:
+            done(self.fails, 100)
+
+    def end(self, named: tuple[int, str], *, made: bool) -> None:
+        self.shelf.end_copying(named, made=made)
+
+    def tidy(self) -> None:
+        self.tidied += 1
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
 class Wire:
     """Hosts, of whom the one that is `index` speaks; what is said lies in `said` until it is delivered."""
 
@@ -112,11 +139,16 @@ class Wire:
             if host != self.index:
                 self.send(host, message)
 
+    def name(self, host: int) -> str:
+        return f"host {host}"
+
 
 class Job:
     """All hosts of one."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, every: float = 60) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, every: float = 60, copies: int = 0
+    ) -> None:
         self.folder = folder
         self.store = store_at("127.0.0.1")
         self.now = 1000.0
@@ -130,6 +162,8 @@ class Job:
         anything: list[Any] = self.dumps
         self.log, self.told = EventLog(), list[str]()
         places = [Place(COMMAND, host, HOSTS) for host in range(HOSTS)]
+        self.copiers = [Copier(one) for one in self.dumps]
+        copiers: list[Any] = self.copiers
         self.leader = ProcessSnapshots(
             anything[0],
             places[0],
@@ -138,9 +172,11 @@ class Job:
             say=self.told.append,
             gone_back_to=None,
             hosts=wires[0],
+            copies=LedCopies(copies, copiers[0], wires[0], self.log, self.told.append),
         )
         self.followers = [
-            FollowedSnapshots(anything[host], places[host], wires[host]) for host in range(1, HOSTS)
+            FollowedSnapshots(anything[host], places[host], wires[host], copiers[host])
+            for host in range(1, HOSTS)
         ]
         self.went_on = 0
 

@@ -1,11 +1,15 @@
 """All hosts of a job go back to a snapshot, or none: each hears whether the others' ranks are there again."""
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
+from typing import Any, TypeVar
 
 from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
+from jitckpt.hosts.link import LinkError
 from jitckpt.wire.agents import RanksMadeAgain
 
+Value = TypeVar("Value")
 LOOK_SECONDS = 0.5  # between two looks whether the job was told to end meanwhile
 
 
@@ -15,6 +19,21 @@ class AllMadeAgain:
     def __init__(self, hosts: Hosts, is_interrupted: Callable[[], bool]) -> None:
         self._hosts, self._is_interrupted = hosts, is_interrupted
         self.others: list[Arrived | Unclear | HostLost] = []
+
+    @property
+    def connected(self) -> Hosts:
+        """The connections to all of them."""
+        return self._hosts
+
+    def run(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+        """Return what it returns, or raise what it raises; LinkError once the job is to end."""
+        future = self._hosts.start(coroutine)
+        while not future.done():
+            wait([future], LOOK_SECONDS)
+            if self._is_interrupted():
+                future.cancel()
+                raise LinkError("The job is to end.")
+        return future.result()
 
     @property
     def hosts(self) -> int:
