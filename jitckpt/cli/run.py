@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     with said_aside():
         try:
             status = _run(arguments)
-        except HostUnfit:  # as a new host, which is taken when its check passes
+        except HostUnfit:  # as a new host, which is taken when its check passes, or goes on from what it has
             status = None
         except (HostsMissing, NotNeeded) as error:  # nothing was started
             say(str(error))

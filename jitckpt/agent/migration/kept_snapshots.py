@@ -1,6 +1,7 @@
 """What a launcher has of its job's snapshots of processes, over all starts of the ranks."""
 
 import contextlib
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -8,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from jitckpt.agent.migration import going_back, suspended_job
+from jitckpt.agent.migration import going_back, lost_job, suspended_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.held_copies import VISIT, HeldCopies
@@ -19,7 +20,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions import copied_snapshots, whole_snapshots
 from jitckpt.decisions.copied_snapshots import Copied
 from jitckpt.decisions.whole_snapshots import Named
-from jitckpt.errors import CheckpointError, HostsError
+from jitckpt.errors import CheckpointError, HostBeginsAgain, HostsError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
@@ -197,7 +198,10 @@ class KeptSnapshots:
         return None
 
     def _fetched(self, shelf: Shelf, lost: ProcessSnapshot, together: AllMadeAgain) -> ProcessSnapshot:
-        """Return this host's part, which comes from another host. Raises NotMadeAgain."""
+        """Return this host's part, which comes from another host.
+
+        Raises NotMadeAgain, or HostBeginsAgain if it can only be gone on from by another launcher.
+        """
         whys = []
         for holder in lost.holders:
             name, begun = together.connected.name(holder), time.monotonic()
@@ -216,6 +220,10 @@ class KeptSnapshots:
                 f"this host's part of the snapshot after step {lost.step} has come from {name}: "
                 f"{show_size(size)} in {seconds:.2f} s."
             )
+            if os.getpid() != 1 and lost_job.where_to_count_from(self._directory) is not None:
+                raise HostBeginsAgain(
+                    "numbers that its processes have to have again are others' here: this host begins again."
+                )
             return one
         raise NotMadeAgain(f"Its part could not be had from another host ({'; '.join(whys)}).")
 
