@@ -55,6 +55,7 @@ from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
 from jitckpt.errors import (
+    HostBeginsAgain,
     HostsError,
     HostsMissing,
     HostUnfit,
@@ -840,12 +841,17 @@ class Agent(LocalElasticAgent):
         if self._snapshots is None:
             return None
         armed = set(map(str, self._armed))
-        return self._snapshots.go_back(
-            (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
-            [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
-            is_first=self._last is None,
-            together=together,
-        )
+        try:
+            return self._snapshots.go_back(
+                (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+                [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
+                is_first=self._last is None,
+                together=together,
+            )
+        except HostBeginsAgain:
+            assert self._lasting is not None
+            self._lasting.leave()  # torch would close the rendezvous for the others
+            raise
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

@@ -6,8 +6,9 @@ A host's part is what it has written of its own ranks' processes.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from jitckpt.decisions.holders import holders, nearest
-from jitckpt.decisions.placement import Machine
+from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.holders import nearest
+from jitckpt.decisions.placement import Machine, place
 from jitckpt.decisions.whole_snapshots import Named
 
 # Of which host's part, by its place; the snapshot's step, and its name.
@@ -65,12 +66,17 @@ def given_up(held: Collection[Copied], left: Collection[Copied], named: Collecti
     ]
 
 
-def in_turn(machines: Sequence[Machine], owner: int, copies: int) -> list[int]:
+def in_turn(machines: Sequence[Machine], owner: int, copies: int, size: int) -> list[int]:
     """Return to whom a host's part is sent, one after the other, until so many have it.
 
-    Raises InvalidInput where hosts name different numbers of failure domains.
+    size: of a part, in bytes; where not all hosts have room for that, they say so themselves. Raises
+    InvalidInput where hosts name different numbers of failure domains.
     """
-    placed = holders(machines, copies + 1).holders[owner][1:]
+    try:
+        found = place(machines, copies + 1, size)
+    except InvalidInput:
+        found = place(machines, copies + 1, 0)
+    placed = found.holders[owner][1:]
     others = [host for host in range(len(machines)) if host != owner and host not in placed]
     return [*placed, *nearest(machines, owner, others)]
 

@@ -366,13 +366,17 @@ class SuspensionSays(AgentMessage):
 class CopySnapshot(AgentMessage):
     """Have so many other hosts get a copy of your part of this snapshot, which is whole on all hosts.
 
-    Answered by SnapshotCopied. It stays until SnapshotProtected is said of it.
+    size: of a part, in bytes. Answered by SnapshotCopied. It stays until SnapshotProtected is said of it.
     """
 
     type = "copy_snapshot"
     step: int
     name: str
     copies: int
+    size: int
+
+    def problem(self) -> str | None:
+        return None if min(self.copies, self.size) >= 0 else "it has a negative number"
 
 
 @dataclass(frozen=True)

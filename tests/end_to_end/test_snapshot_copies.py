@@ -4,8 +4,10 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
 from hosts_job import HostsJob
 from launcher import Launcher
 from namespaces import Namespaces
@@ -54,14 +56,22 @@ def test_a_host_of_a_lost_job_that_comes_back_with_nothing_finds_its_part(
     assert [*again.finals, *again.logs] == undisturbed_job, said
 
 
+@pytest.fixture
+def large_disks(launcher: Launcher) -> Iterator[Path]:
+    """Give where two hosts of two ranks have their directories, with each other's copies."""
+    with in_memory(launcher.directory / "disks", "8g") as folder:
+        yield folder
+
+
 def test_first_one_host_is_lost_and_then_the_other(
-    launcher: Launcher, four_hosts: Namespaces, disks: Path, tmp_path: Path
+    launcher: Launcher, four_hosts: Namespaces, large_disks: Path, tmp_path: Path
 ) -> None:
     """Each with its disk, and two ranks. Between, what both have gone back to is copied again.
 
     The second is the one that leads, and has the store at which they meet: of two hosts it has to come again
     at the same address.
     """
+    disks = large_disks
     (alone := tmp_path / "alone").mkdir()
     undisturbed = undisturbed_training(alone, ranks=4)
     job = HostsJob(launcher, four_hosts, disks, *COPIES, ranks=2)

@@ -85,15 +85,21 @@ def test_no_copy_goes_of_what_its_host_has_or_may_have_next(
         assert all(one in gone for one in held if one[1:] not in named and one[1] <= newest)
 
 
-@given(st.lists(st.floats(1, 1e6), min_size=2, max_size=6), st.data())
+@given(st.lists(st.integers(0, 100) | st.just(float("inf")), min_size=2, max_size=6), st.data())
 def test_a_part_goes_to_all_other_hosts_in_turn(rooms: list[float], data: st.DataObject) -> None:
     machines = [Machine((f"rack-{at % 2}",), room) for at, room in enumerate(rooms)]
     owner = data.draw(st.integers(0, len(rooms) - 1))
     copies = data.draw(st.integers(1, len(rooms) - 1))
-    turn = in_turn(machines, owner, copies)
+    turn = in_turn(machines, owner, copies, data.draw(st.integers(0, 50)))
     assert sorted([owner, *turn]) == list(range(len(rooms)))
-    if copies == 1 and len(set(rooms)) == 1:
+    if copies == 1 and set(rooms) == {float("inf")}:
         assert machines[turn[0]].domains != machines[owner].domains
+
+
+def test_a_part_goes_where_there_is_room() -> None:
+    machines = [Machine((str(host),), room) for host, room in enumerate([80.0, 20.0, 80.0])]
+    assert [in_turn(machines, owner, 1, 10)[0] for owner in range(3)] == [2, 0, 0]
+    assert sorted(in_turn(machines, 0, 1, 1000)) == [1, 2], "they say themselves that they have none"
 
 
 def test_a_round_is_over_once_all_hosts_have_answered() -> None:

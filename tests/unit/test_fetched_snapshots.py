@@ -3,6 +3,7 @@
 import os
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,13 @@ from test_held_copies import HOSTS, One, hosts, lose_disk
 from test_kept_snapshots import STORE, made_again
 from test_shelf import JOB, pages_of, read
 
-from jitckpt.agent.migration import lost_job
+from jitckpt.agent.migration import going_back, lost_job
 from jitckpt.agent.migration.all_made_again import AllMadeAgain
+from jitckpt.agent.migration.going_back import NotMadeAgain
 from jitckpt.agent.migration.held_copies import FOLDER
 from jitckpt.agent.migration.kept_snapshots import KeptSnapshots
+from jitckpt.agent.migration.part_copier import fetch
+from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot
 from jitckpt.errors import HostBeginsAgain
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived
@@ -117,6 +121,51 @@ def test_where_all_copies_are_damaged_all_go_back_to_the_one_before(
     assert "the snapshot after step 12 is of no use: Its part could not be had from another host" in told
     assert "That after step 4 is tried." in told
     assert made.named == ((4, "snapshot 4"),)
+
+
+def test_where_its_own_part_is_damaged_a_host_goes_back_by_a_copy(
+    lost: list[One], monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Its own is not touched: older ones may be whole."""
+    one = lost[0]
+    for step in STEPS:
+        one.run(fetch(one.hosts, 1, one.shelf.directory, ProcessSnapshot(Path(), step, f"snapshot {step}")))
+    (core,) = one.shelf.directory.glob("*12/rank-0/core-7.img")
+    core.write_bytes(b"?")
+    found: list[tuple[int, str]] = []
+
+    def again(criu: Any, snapshot: ProcessSnapshot, *arguments: Any, **more: Any) -> Any:
+        try:
+            found.append(read(snapshot))
+        except DamagedSnapshot as error:
+            raise NotMadeAgain(str(error)) from error
+        return SimpleNamespace(step=snapshot.step, plan={"made": 0}, undo=lambda: None)
+
+    monkeypatch.setattr(going_back, "made_again", again)
+    made = launched(lost)
+    assert made.named == ((4, "snapshot 4"), (12, "snapshot 12"))
+    assert go_back(made, lost) == 12
+    assert found == [(12, "a b 12")]
+    told = capfd.readouterr().err
+    assert "this host's part of the snapshot after step 12 is damaged" in told
+    assert "has come from host 1" in told
+    assert list(one.shelf.directory.glob("unfinished*")) == []
+    assert read(ProcessSnapshot(one.shelf.directory / "snapshot-0000000004", 4)) == (4, "a b 4")
+
+
+def test_what_was_fetched_and_can_not_be_made_again_leaves_the_one_before(
+    lost: list[One], made_again: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    again = going_back.made_again
+
+    def fails(criu: Any, snapshot: ProcessSnapshot, *arguments: Any, **more: Any) -> Any:
+        if snapshot.step == 12:
+            raise NotMadeAgain("CRIU says no.")
+        return again(criu, snapshot, *arguments, **more)
+
+    monkeypatch.setattr(going_back, "made_again", fails)
+    assert go_back(launched(lost), lost) == 4
+    assert made_again == ["make 4"]
 
 
 def test_a_part_of_another_kind_of_machine_is_of_no_use(lost: list[One], made_again: list[str]) -> None:

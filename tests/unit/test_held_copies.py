@@ -3,6 +3,7 @@
 import asyncio
 import os
 import threading
+import time
 from collections import namedtuple
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import replace
@@ -20,6 +21,7 @@ from jitckpt.agent.migration.snapshot_parts import files_of
 from jitckpt.hosts import connections, visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
+from jitckpt.wire.agents import CopySnapshot
 from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import OF_ALL, PartFile, PutSnapshot, Refused
 
@@ -57,7 +59,7 @@ class One:
             ended.set()
 
         named = (step, f"snapshot {step}")
-        self.copier.begin(named, copies, done)
+        self.copier.begin(CopySnapshot(*named, copies, self.shelf.images), done)
         assert ended.wait(20)
         self.shelf.end_copying(named, made=not said[0][0])
         return said[0]
@@ -168,6 +170,9 @@ def test_what_is_damaged_on_its_own_disk_is_no_copy_and_the_next_is_stored_as_a_
     why, _ = hosts[0].copy(8)
     assert why.count("pages-1.img is not what was written") == 2, "the other host was tried, too"
     assert [one.held.held for one in hosts] == [()] * HOSTS
+    until = time.monotonic() + 10
+    while list(hosts[1].directory.rglob("*snapshot-*")) and time.monotonic() < until:
+        time.sleep(0.01)
     assert list(hosts[1].directory.rglob("*snapshot-*")) == []
     hosts[0].put(12, "a b")
     assert hosts[0].copy(12)[0] == ""

@@ -106,9 +106,9 @@ class Copier:
         self.begun: list[tuple[int, int]] = []  # steps, and how many copies
         self.tidied = self.forgot = 0
 
-    def begin(self, named: tuple[int, str], copies: int, done: Callable[[str, int], None]) -> None:
-        assert self.shelf.begin_copying(named) is not None
-        self.begun.append((named[0], copies))
+    def begin(self, asked: agents.CopySnapshot, done: Callable[[str, int], None]) -> None:
+        assert self.shelf.begin_copying((asked.step, asked.name)) is not None
+        self.begun.append((asked.step, asked.copies))
         self.done = done
         if not self.waits:
             done(self.fails, 100)

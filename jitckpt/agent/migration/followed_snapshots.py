@@ -68,8 +68,8 @@ class FollowedSnapshots(HostPart):
 
     def _hear_of_copies(self, message: AgentMessage) -> None:
         match message:
-            case agents.CopySnapshot(step, name, copies):
-                self._copier.begin((step, name), copies, partial(self._is_copied, name))
+            case agents.CopySnapshot() as asked:
+                self._copier.begin(asked, partial(self._is_copied, asked.name))
             case agents.SnapshotProtected(step, name, made):
                 self._copier.end((step, name), made=made)
 

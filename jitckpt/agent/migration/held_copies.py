@@ -147,8 +147,9 @@ class HeldCopies:
             return
         if await asyncio.to_thread(self._is_own, put):
             raise LinkError("it has the same checkpoint directory")
-        while not self._begins(put.place):  # what came in the start before ends just now
-            await asyncio.sleep(LOOK_SECONDS)
+        async with asyncio.timeout(PATIENCE):
+            while not self._begins(put.place):  # what came in the start before ends just now
+                await asyncio.sleep(LOOK_SECONDS)
         forgets, folder = self._forgets, self._folder / f"{HOST}{put.place}"
         coming = ComingPart(folder, put.step, put.name, put.files)
         try:

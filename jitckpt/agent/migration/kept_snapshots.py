@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
@@ -14,7 +15,15 @@ from jitckpt.agent.migration.all_made_again import AllMadeAgain
 from jitckpt.agent.migration.going_back import MadeAgain, NotMadeAgain
 from jitckpt.agent.migration.held_copies import VISIT, HeldCopies
 from jitckpt.agent.migration.part_copier import fetch
-from jitckpt.agent.migration.shelf import HOST, DamagedSnapshot, ProcessSnapshot, Shelf, left, of_hosts
+from jitckpt.agent.migration.shelf import (
+    HOST,
+    UNFINISHED,
+    DamagedSnapshot,
+    ProcessSnapshot,
+    Shelf,
+    left,
+    of_hosts,
+)
 from jitckpt.bindings.criu import Criu
 from jitckpt.console import say, show_size
 from jitckpt.decisions import copied_snapshots, whole_snapshots
@@ -60,6 +69,7 @@ class KeptSnapshots:
         self.mark = ""  # by which all processes of the job are found
         self.shelf: Shelf | None = None
         self.held: HeldCopies | None = None  # of other hosts' parts
+        self._holders: Mapping[Named, Sequence[int]] = {}  # who has copies of this host's
 
     def take_place(self, place: Place) -> None:
         """Have those of the host that has this place, and wait for one that is on its way.
@@ -112,13 +122,13 @@ class KeptSnapshots:
 
     @property
     def room(self) -> int:
-        """How many MiB there are for snapshots and copies, with those that are there."""
+        """How many MiB there are for snapshots and copies, with those that are there; 0: it is not known."""
         if self.shelf is None or self.held is None:
             return 0
         try:
             return max(1, (self.shelf.free + self.shelf.bytes_on_disk + self.held.bytes_on_disk) >> 20)
-        except OSError:
-            return 1
+        except OSError:  # something of it goes just now
+            return 0
 
     def serve(self, hosts: Hosts) -> None:
         """Take copies from other hosts, and give them."""
@@ -136,13 +146,10 @@ class KeptSnapshots:
         copies = copies or [()] * len(hosts)
         there = copied_snapshots.to_be_had(hosts, copies)
         common = whole_snapshots.common(there)
+        self._holders = {named: copied_snapshots.having(copies, place, named) for named in common}
         self.shelf.agree_on(
             common,
-            {
-                named: copied_snapshots.having(copies, place, named)
-                for named in common
-                if named not in hosts[place]
-            },
+            {named: who for named, who in self._holders.items() if named not in hosts[place]},
             copied_snapshots.protected(hosts, copies, min(max(self.copies, 1), len(hosts) - 1)),
         )
         if not common and any(there):
@@ -172,12 +179,10 @@ class KeptSnapshots:
         while (snapshot := shelf.newest) is not None:
             again, why = None, ""
             try:
-                if snapshot.holders and together is not None:
-                    snapshot = self._fetched(shelf, snapshot, together)
-                hosts = 1 if together is None else together.hosts
-                again = going_back.made_again(self._criu, snapshot, store, fired, mark=self.mark, hosts=hosts)
+                again = self._made_again(shelf, snapshot, store, fired, together)
             except NotMadeAgain as error:
                 why = str(error)
+            snapshot = shelf.newest or snapshot  # it may have come from another host
             if together is not None:
                 why = together.why_not(snapshot.name, why)
             if not why:
@@ -197,17 +202,54 @@ class KeptSnapshots:
         self._begin(shelf)
         return None
 
-    def _fetched(self, shelf: Shelf, lost: ProcessSnapshot, together: AllMadeAgain) -> ProcessSnapshot:
-        """Return this host's part, which comes from another host.
+    def _made_again(
+        self,
+        shelf: Shelf,
+        snapshot: ProcessSnapshot,
+        store: tuple[str, int],
+        fired: Sequence[str],
+        together: AllMadeAgain | None,
+    ) -> MadeAgain:
+        """Make this host's ranks again, from a copy where its own part is lost or damaged.
 
-        Raises NotMadeAgain, or HostBeginsAgain if it can only be gone on from by another launcher.
+        Raises NotMadeAgain, or HostBeginsAgain if another launcher has to do it.
         """
+        hosts = 1 if together is None else together.hosts
+        if snapshot.holders and together is not None:
+            snapshot = self._fetched(shelf, snapshot, snapshot.holders, shelf.directory, together)
+            if os.getpid() != 1 and lost_job.where_to_count_from(self._directory) is not None:
+                raise HostBeginsAgain(
+                    "numbers that its processes have to have again are others' here: this host begins again."
+                )
+        try:
+            return going_back.made_again(self._criu, snapshot, store, fired, mark=self.mark, hosts=hosts)
+        except NotMadeAgain as error:
+            holders = self._holders.get((snapshot.step, snapshot.name))
+            if not isinstance(error.__cause__, DamagedSnapshot) or together is None or not holders:
+                raise
+            say(f"this host's part of the snapshot after step {snapshot.step} is damaged: {error}")
+            shelf.forget_pages()
+            # Beside its own, of which older snapshots may have what is not damaged.
+            with tempfile.TemporaryDirectory(prefix=UNFINISHED, dir=shelf.directory) as folder:
+                copy = self._fetched(shelf, snapshot, holders, Path(folder), together)
+                return going_back.made_again(self._criu, copy, store, fired, mark=self.mark, hosts=hosts)
+
+    def _fetched(
+        self,
+        shelf: Shelf,
+        lost: ProcessSnapshot,
+        holders: Sequence[int],
+        folder: Path,
+        together: AllMadeAgain,
+    ) -> ProcessSnapshot:
+        """Return this host's part, which comes from another host into a folder. Raises NotMadeAgain."""
         whys = []
-        for holder in lost.holders:
+        for holder in holders:
             name, begun = together.connected.name(holder), time.monotonic()
             try:
-                one, size = together.run(fetch(together.connected, holder, shelf.directory, lost))
-                shelf.take_in(lost, one)
+                one, size = together.run(fetch(together.connected, holder, folder, lost))
+                if folder == shelf.directory:
+                    shelf.take_in(lost, one)
             except (LinkError, DamagedSnapshot, OSError) as error:
                 text = f"the copy of this host's part after step {lost.step} on {name} is of no use: {error}"
                 self._log.write("warning", text=text)
@@ -220,10 +262,6 @@ class KeptSnapshots:
                 f"this host's part of the snapshot after step {lost.step} has come from {name}: "
                 f"{show_size(size)} in {seconds:.2f} s."
             )
-            if os.getpid() != 1 and lost_job.where_to_count_from(self._directory) is not None:
-                raise HostBeginsAgain(
-                    "numbers that its processes have to have again are others' here: this host begins again."
-                )
             return one
         raise NotMadeAgain(f"Its part could not be had from another host ({'; '.join(whys)}).")
 

@@ -47,8 +47,9 @@ class LedCopies:
             return
         self._now = Copying(named, frozenset(range(len(self._hosts.all))))
         self._tried, self._begun = named, time.monotonic()
-        self._hosts.broadcast(agents.CopySnapshot(*named, self._copies))
-        self._copier.begin(named, self._copies, lambda why, size: self._own.put((named[1], why, size)))
+        asked = agents.CopySnapshot(*named, self._copies, self._copier.shelf.images)
+        self._hosts.broadcast(asked)
+        self._copier.begin(asked, lambda why, size: self._own.put((named[1], why, size)))
 
     def look(self) -> None:
         """Hear whether this host's own part has its copies."""

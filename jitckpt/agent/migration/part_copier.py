@@ -1,10 +1,9 @@
 """This host's part of a snapshot goes to other hosts, and comes back from one of them if it is lost here."""
 
 import asyncio
-import contextlib
 import threading
 from collections.abc import Callable, Collection, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from functools import partial
 from pathlib import Path
 
@@ -22,6 +21,7 @@ from jitckpt.decisions.whole_snapshots import Named
 from jitckpt.hosts import visiting
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.link import LinkError
+from jitckpt.wire.agents import CopySnapshot
 from jitckpt.wire.hosts import Host
 from jitckpt.wire.visits import CameDamaged, HasNot, ItsFiles, PartFile, PutSnapshot, VisitDone, WantSnapshot
 
@@ -35,13 +35,13 @@ class PartCopier:
     def __init__(self, hosts: Hosts, shelf: Shelf, held: HeldCopies) -> None:
         self._hosts, self.shelf, self._held = hosts, shelf, held
 
-    def begin(self, named: Named, copies: int, done: Done) -> None:
-        """Have so many other hosts get a copy of this host's part of a snapshot, which stays until `end`."""
-        snapshot = self.shelf.begin_copying(named)
+    def begin(self, asked: CopySnapshot, done: Done) -> None:
+        """Have other hosts get copies of this host's part of a snapshot, which stays until `end`."""
+        snapshot = self.shelf.begin_copying((asked.step, asked.name))
         if snapshot is None:
             done("it is gone", 0)
             return
-        future = self._hosts.start(self._copy(snapshot, copies))
+        future = self._hosts.start(self._copy(snapshot, asked))
         future.add_done_callback(lambda ended: _tell(ended, done))
 
     def end(self, named: Named, *, made: bool) -> None:
@@ -58,11 +58,11 @@ class PartCopier:
         """No snapshot is of any use any more."""
         self._held.forget()
 
-    async def _copy(self, snapshot: ProcessSnapshot, copies: int) -> tuple[str, int]:
+    async def _copy(self, snapshot: ProcessSnapshot, asked: CopySnapshot) -> tuple[str, int]:
         hosts, size, have, whys = self._hosts, 0, 0, list[str]()
-        wanted = min(copies, len(hosts.all) - 1)
+        wanted = min(asked.copies, len(hosts.all) - 1)
         try:
-            turn = in_turn(machines_of(hosts.all), hosts.index, wanted)
+            turn = in_turn(machines_of(hosts.all), hosts.index, wanted, asked.size)
             files = await asyncio.to_thread(files_of, snapshot)
         except (InvalidInput, OSError) as error:
             return str(error), 0
@@ -98,14 +98,20 @@ class PartCopier:
 
 
 def _tell(ended: "Future[tuple[str, int]]", done: Done) -> None:
-    with contextlib.suppress(CancelledError):  # the start is over
+    if ended.cancelled():  # the start is over
+        return
+    error = ended.exception()
+    if error is None:
         done(*ended.result())
+    else:  # who waits for the copies has to hear of it
+        done(f"it has failed: {error!r}", 0)
 
 
 def machines_of(hosts: Collection[Host]) -> list[Machine]:
     """Return all hosts as what a part can be placed on."""
     domains = in_use([one.domains for one in hosts], [one.domains_by for one in hosts])
-    return [Machine(of_host, one.room or float("inf")) for of_host, one in zip(domains, hosts, strict=True)]
+    room = [one.room << 20 or float("inf") for one in hosts]
+    return [Machine(*of_host) for of_host in zip(domains, room, strict=True)]
 
 
 async def fetch(
