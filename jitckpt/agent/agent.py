@@ -800,7 +800,7 @@ class Agent(LocalElasticAgent):
         try:
             together = None
             if self._hosts is not None:
-                together = AllMadeAgain(self._hosts, lambda: bool(self._signals))
+                together = AllMadeAgain(self._hosts, lambda: bool(self._signals), self._heed_signals)
             made_again = self._go_back(torch_arguments["envs"][0], together)
             processes = WorkerProcesses(
                 self._settings,

@@ -346,7 +346,14 @@ class WorkerProcesses(PContext):
                 copier = PartCopier(self._hosts, self._shelf, self._snapshots.held)
                 if self._hosts.index != LEADER:
                     return FollowedSnapshots(dumps, place, self._hosts, copier)
-                copies = LedCopies(self._snapshots.copies, copier, self._hosts, self._log, say)
+                copies = LedCopies(
+                    self._snapshots.copies,
+                    copier,
+                    self._hosts,
+                    self._log,
+                    say,
+                    every=self._settings.snapshot_every,
+                )
             return ProcessSnapshots(
                 dumps,
                 place,

@@ -366,7 +366,8 @@ class SuspensionSays(AgentMessage):
 class CopySnapshot(AgentMessage):
     """Have so many other hosts get a copy of your part of this snapshot, which is whole on all hosts.
 
-    size: of a part, in bytes. Answered by SnapshotCopied. It stays until SnapshotProtected is said of it.
+    size: of a part, in bytes. seconds: over which it may be spread. Answered by SnapshotCopied. The snapshot
+    stays until SnapshotProtected is said of it.
     """
 
     type = "copy_snapshot"
@@ -374,9 +375,10 @@ class CopySnapshot(AgentMessage):
     name: str
     copies: int
     size: int
+    seconds: float = 0.0
 
     def problem(self) -> str | None:
-        return None if min(self.copies, self.size) >= 0 else "it has a negative number"
+        return None if min(self.copies, self.size, self.seconds) >= 0 else "it has a negative number"
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 import os
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -151,6 +152,24 @@ def test_where_its_own_part_is_damaged_a_host_goes_back_by_a_copy(
     assert "has come from host 1" in told
     assert list(one.shelf.directory.glob("unfinished*")) == []
     assert read(ProcessSnapshot(one.shelf.directory / "snapshot-0000000004", 4)) == (4, "a b 4")
+
+
+def test_a_host_that_is_to_end_tells_nobody_that_a_snapshot_is_of_no_use(
+    lost: list[One], made_again: list[str]
+) -> None:
+    class Ended(Exception):
+        pass
+
+    def heed() -> None:
+        raise Ended
+
+    together = AllMadeAgain(lost[0].hosts, lambda: True, heed)
+    with pytest.raises(Ended):
+        launched(lost).go_back(STORE, [], is_first=True, together=together)
+    time.sleep(0.1)
+    said = [arrived for one in lost[1:] for arrived in one.hosts.take()]
+    assert [one for one in said if isinstance(one.message, agents.RanksMadeAgain)] == []  # type: ignore[union-attr]
+    assert made_again == []
 
 
 def test_what_was_fetched_and_can_not_be_made_again_leaves_the_one_before(

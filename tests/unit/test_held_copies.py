@@ -14,6 +14,7 @@ import pytest
 from test_shelf import JOB, pages_of, put, read
 
 from jitckpt.agent.migration.held_copies import FOLDER, VISIT, HeldCopies
+from jitckpt.agent.migration.image_transfer import Pace
 from jitckpt.agent.migration.pages import PAGE
 from jitckpt.agent.migration.part_copier import PartCopier, fetch
 from jitckpt.agent.migration.shelf import PAGES, DamagedSnapshot, ProcessSnapshot, Shelf
@@ -268,3 +269,15 @@ def test_files_that_are_none_of_a_snapshot_are_refused(
             return (await visiting.hear(reader, Refused))[0]
 
     assert why in hosts[0].run(ask()).why
+
+
+def test_a_copy_goes_no_faster_than_it_has_to() -> None:
+    async def goes(size: int, seconds: float, pieces: int) -> float:
+        pace, begun = Pace(size, seconds), time.monotonic()
+        for _ in range(pieces):
+            await pace.keep(size // pieces)
+        return time.monotonic() - begun
+
+    assert asyncio.run(goes(10**9, 0.2, 5)) >= 0.19
+    assert asyncio.run(goes(10**9, 0.0, 5)) < 0.15
+    assert asyncio.run(goes(10**6, 100.0, 5)) < 1, "a small one is not spread out"

@@ -172,7 +172,7 @@ class Job:
             say=self.told.append,
             gone_back_to=None,
             hosts=wires[0],
-            copies=LedCopies(copies, copiers[0], wires[0], self.log, self.told.append),
+            copies=LedCopies(copies, copiers[0], wires[0], self.log, self.told.append, every=every),
         )
         self.followers = [
             FollowedSnapshots(anything[host], places[host], wires[host], copiers[host])

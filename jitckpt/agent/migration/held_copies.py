@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from jitckpt.agent.migration import packing
-from jitckpt.agent.migration.image_transfer import PIECE, receive_files, send_file
+from jitckpt.agent.migration.image_transfer import PIECE, Pace, receive_files, send_file
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.pages import BLOCK, Pages
 from jitckpt.agent.migration.shelf import (
@@ -207,20 +207,28 @@ class HeldCopies:
 
 
 async def send_part(
-    writer: asyncio.StreamWriter, snapshot: ProcessSnapshot, files: Collection[PartFile], has_not: HasNot
+    writer: asyncio.StreamWriter,
+    snapshot: ProcessSnapshot,
+    files: Collection[PartFile],
+    has_not: HasNot,
+    *,
+    seconds: float = 0.0,
 ) -> int:
     """Send the files of a part that the other side has not, and return their bytes.
 
-    Raises LinkError or OSError.
+    seconds: over which they may be spread. Raises LinkError or OSError.
     """
     lacking = set(has_not.files)
+    pace = Pace(sum(one.bytes for one in files if (one.rank, one.image) in lacking), seconds)
     packer = Packer(has_not.packs and packing.can_pack())
     size = 0
     for one in files:
         if (one.rank, one.image) in lacking:
             file = await asyncio.to_thread(opened, snapshot, one)
             try:
-                size += await send_file(writer, one.rank, one.image, file, packer, patience=PATIENCE)
+                size += await send_file(
+                    writer, one.rank, one.image, file, packer, patience=PATIENCE, pace=pace
+                )
             finally:
                 os.close(file)
     writer.write(visiting.encode(Whole()))

@@ -6,6 +6,7 @@ Disks are read and written by other threads: the connections' own has to say tha
 import asyncio
 import contextlib
 import os
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -18,8 +19,22 @@ from jitckpt.hosts.link import LinkError
 from jitckpt.wire.moves import MOST_PACKED, ImageFile, ImagePiece, Whole
 
 PIECE = MOST_PACKED
+SLOWEST = 50e6  # bytes a second that no training misses
 
 Value = TypeVar("Value")
+
+
+class Pace:
+    """Has so many bytes go no faster than evenly in so many seconds, and never held back below SLOWEST."""
+
+    def __init__(self, size: int, seconds: float) -> None:
+        self._seconds = min(seconds / max(size, 1), 1 / SLOWEST)  # for a byte
+        self._begun, self._went = time.monotonic(), 0
+
+    async def keep(self, size: int) -> None:
+        """So many more have gone."""
+        self._went += size
+        await asyncio.sleep(self._begun + self._went * self._seconds - time.monotonic())
 
 
 async def send_file(
@@ -30,6 +45,7 @@ async def send_file(
     packer: Packer,
     *,
     patience: float | None = None,
+    pace: Pace | None = None,
 ) -> int:
     """Send what is written of a file; return how much that was.
 
@@ -50,6 +66,8 @@ async def send_file(
             writer.write(message)
             on_its_way = asyncio.create_task(_drain(packer, writer, len(message), patience))
             sent += len(data)
+            if pace is not None:
+                await pace.keep(len(data))
     finally:
         if on_its_way is not None:
             await on_its_way

@@ -5,6 +5,7 @@ One snapshot after the other, the newest each time; the training goes on, and so
 
 import time
 from collections.abc import Callable
+from math import inf
 from queue import SimpleQueue
 
 from jitckpt.agent.migration.part_copier import PartCopier
@@ -16,14 +17,24 @@ from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Hosts
 from jitckpt.wire import agents
 
+SPREAD = 4  # of the time between two snapshots, the part over which a copy may be spread
+
 
 class LedCopies:
     """Of one start of the ranks. Whoever calls this is the supervisor's thread."""
 
     def __init__(
-        self, copies: int, copier: PartCopier, hosts: Hosts, log: EventLog, say: Callable[[str], None]
+        self,
+        copies: int,
+        copier: PartCopier,
+        hosts: Hosts,
+        log: EventLog,
+        say: Callable[[str], None],
+        *,
+        every: float,
     ) -> None:
-        """copies: of each host's part."""
+        """copies: of each host's part. every: seconds from one snapshot to the next."""
+        self._seconds = every / SPREAD if every < inf else 0.0
         self._copies, self._copier, self._hosts, self._log, self._say = copies, copier, hosts, log, say
         self._now: Copying | None = None
         self._begun = 0.0
@@ -47,7 +58,7 @@ class LedCopies:
             return
         self._now = Copying(named, frozenset(range(len(self._hosts.all))))
         self._tried, self._begun = named, time.monotonic()
-        asked = agents.CopySnapshot(*named, self._copies, self._copier.shelf.images)
+        asked = agents.CopySnapshot(*named, self._copies, self._copier.shelf.images, self._seconds)
         self._hosts.broadcast(asked)
         self._copier.begin(asked, lambda why, size: self._own.put((named[1], why, size)))
 

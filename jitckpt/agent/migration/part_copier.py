@@ -70,7 +70,7 @@ class PartCopier:
             if have == wanted:
                 break
             try:
-                size += await self._send(host, snapshot, files)
+                size += await self._send(host, snapshot, files, asked.seconds)
                 have += 1
             except DamagedSnapshot as error:
                 self.shelf.forget_pages()  # it may be what is on this host's own disk
@@ -79,7 +79,9 @@ class PartCopier:
                 whys.append(f"{hosts.name(host)}: {str(error).removesuffix('.')}")
         return ("" if have == wanted else "; ".join(whys)), size
 
-    async def _send(self, host: int, snapshot: ProcessSnapshot, files: Sequence[PartFile]) -> int:
+    async def _send(
+        self, host: int, snapshot: ProcessSnapshot, files: Sequence[PartFile], seconds: float
+    ) -> int:
         """Return the bytes that were sent. Raises DamagedSnapshot, LinkError or OSError."""
         who = self._hosts.name(host)
         async with self._hosts.visit(host, VISIT) as (reader, writer):
@@ -89,7 +91,7 @@ class PartCopier:
             if isinstance(said, VisitDone):
                 return 0
             assert isinstance(said, HasNot)
-            size = await send_part(writer, snapshot, files, said)
+            size = await send_part(writer, snapshot, files, said, seconds=seconds)
             patience = PATIENCE + sum(one.size for one in files) / SLOWEST_DISK
             end, _ = await visiting.answer(reader, who, patience, VisitDone, CameDamaged)
             if isinstance(end, CameDamaged):
