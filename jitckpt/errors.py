@@ -57,6 +57,10 @@ class HostUnfit(JitckptError):
     """This host's health check fails: the job goes on without it."""
 
 
+class HostBeginsAgain(HostUnfit):
+    """This host's launcher can't go on from what it has fetched; another one in its place can."""
+
+
 class NotNeeded(JitckptError):
     """A host stood by, and the job goes on or has ended without it."""
 

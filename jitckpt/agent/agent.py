@@ -55,6 +55,7 @@ from jitckpt.decisions.recovery import SAME_ENDS, Outcome, brings_no_progress
 from jitckpt.decisions.sources import listed
 from jitckpt.decisions.suspects import NoDeviceError, Suspects, without
 from jitckpt.errors import (
+    HostBeginsAgain,
     HostsError,
     HostsMissing,
     HostUnfit,
@@ -254,6 +255,7 @@ class Agent(LocalElasticAgent):
             hold=hold,
             whose=whose,
             needed=settings.from_snapshot,
+            copies=settings.snapshot_copies,
         )
         if self._config.max_nodes == 1:
             kept.take_place(ALONE)
@@ -543,9 +545,7 @@ class Agent(LocalElasticAgent):
         directory = Path(own.directory or told) if told else None
         timeout = self._settings.host_timeout
         connected = Hosts(index, met, listener, secret, timeout, memory_listener=for_memory)
-        connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
-        if self._memory is not None:
-            self._memory.answer_others(connected)
+        self._answer_others(connected, directory)
         connected.connect(connections.PATIENCE * timeout)
         try:
             lasting.begin(connected, self._settings.silent_hosts_are_dead)
@@ -558,11 +558,19 @@ class Agent(LocalElasticAgent):
         self._count(met, spec)
         self._directory.note_start(directory, met)
         if self._snapshots is not None:
-            self._snapshots.agree([host.snapshots for host in met])
+            self._snapshots.agree([host.snapshots for host in met], [host.copies for host in met], index)
         if directory is not None:
             self._directory.fetch(directory, connected)
         if self._memory is not None:
             self._in_files = max(self._in_files, self._memory.gather(connected, self._to_cut_anew(directory)))
+
+    def _answer_others(self, connected: Hosts, directory: Path | None) -> None:
+        """Look after what other agents come for."""
+        connected.answers[fetch.VISIT] = partial(fetch.serve, directory)
+        if self._snapshots is not None:
+            self._snapshots.serve(connected)
+        if self._memory is not None:
+            self._memory.answer_others(connected)
 
     def _to_cut_anew(self, directory: Path | None) -> ToCutAnew | None:
         """Return where a state goes that other hosts than these had in memory; None where all always meet."""
@@ -573,7 +581,7 @@ class Agent(LocalElasticAgent):
     def _own_host(self, worker_group: Any, pasts: tuple[Past, ...], *, port: int, memory_port: int) -> Host:
         """Return what this host says of itself to the others."""
         assert self._lasting is not None
-        spec, memory = worker_group.spec, self._settings.memory
+        spec, memory, snapshots = worker_group.spec, self._settings.memory, self._snapshots
         is_coordinated = isinstance(self._lasting, CoordinatedRendezvous)
         return Host(
             address=spec.local_addr,
@@ -588,15 +596,17 @@ class Agent(LocalElasticAgent):
             pasts=pasts,
             agent=self._lasting.agent,
             stuck=self._stuck(),
-            domains=() if memory is None else memory.domains,
-            domains_by="" if memory is None else memory.domains_by,
+            domains=self._settings.domains if memory is None else memory.domains,
+            domains_by=self._settings.domains_by if memory is None else memory.domains_by,
             memory=0 if self._memory is None else max(1, self._memory.limit >> 20),
             memory_address="" if memory is None else memory.address,
             memory_port=memory_port,
             starts=self._directory.starts_known() if is_coordinated else (),
             free=self._free_restarts,
             name=self._settings.host_name,
-            snapshots=() if self._snapshots is None else self._snapshots.named,
+            snapshots=() if snapshots is None else snapshots.named,
+            copies=() if snapshots is None else snapshots.copied,
+            room=0 if snapshots is None else snapshots.room,
         )
 
     def _check_first_start(self, met: Sequence[Host]) -> None:
@@ -790,7 +800,7 @@ class Agent(LocalElasticAgent):
         try:
             together = None
             if self._hosts is not None:
-                together = AllMadeAgain(self._hosts, lambda: bool(self._signals))
+                together = AllMadeAgain(self._hosts, lambda: bool(self._signals), self._heed_signals)
             made_again = self._go_back(torch_arguments["envs"][0], together)
             processes = WorkerProcesses(
                 self._settings,
@@ -811,7 +821,7 @@ class Agent(LocalElasticAgent):
                 taking_in=self._taking_in,
                 facts=self._facts(),
                 started=self._own_start(),
-                shelf=None if self._snapshots is None else self._snapshots.shelf,
+                snapshots=self._snapshots,
                 made_again=made_again,
                 said_before=() if together is None else together.others,
                 **torch_arguments,
@@ -831,12 +841,17 @@ class Agent(LocalElasticAgent):
         if self._snapshots is None:
             return None
         armed = set(map(str, self._armed))
-        return self._snapshots.go_back(
-            (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
-            [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
-            is_first=self._last is None,
-            together=together,
-        )
+        try:
+            return self._snapshots.go_back(
+                (environment["MASTER_ADDR"], int(environment["MASTER_PORT"])),
+                [text for one in self._settings.faults if (text := str(one.with_phase())) not in armed],
+                is_first=self._last is None,
+                together=together,
+            )
+        except HostBeginsAgain:
+            assert self._lasting is not None
+            self._lasting.leave()  # torch would close the rendezvous for the others
+            raise
 
 
 def _check_quorum(met: Sequence[Host]) -> None:

@@ -31,6 +31,7 @@ class Settings:
     move_broken: bool  # the worker of such a rank is made anew, too
     suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
     snapshot_every: float | None  # the same: to go back to if a worker dies; inf: only to be suspended
+    snapshot_copies: int  # of each host's part of one, on other hosts
     from_snapshot: bool  # the first start goes on from one, or there is none
     criu: Criu | None  # by which that is done
     health_check: str | None  # a command that has to succeed here before each start
@@ -48,6 +49,8 @@ class Settings:
     silent_hosts_are_dead: bool  # the user knows that none is only cut off
     run: str  # a name that no other launcher's has
     secret: bytes | None  # of this job, for agents on several hosts; None: one is made
+    domains: tuple[str, ...] = ()  # that this host may fail with, for copies of snapshots
+    domains_by: str = ""  # the scheduler that has named them
     memory: Wanted | None = None  # of the memory tier
     coordination: Coordination | None = None  # in the place of a store of torch's
     objects: WantedObjects | None = None  # what is saved is copied there

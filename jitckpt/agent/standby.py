@@ -26,6 +26,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
 from jitckpt.agent.migration import packing
+from jitckpt.agent.migration.image_transfer import receive_files
 from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -33,7 +34,6 @@ from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
-from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.agent.proxies.step_barrier import StepBarrier, known_again
 from jitckpt.agent.settings import Settings
 from jitckpt.agent.worker_processes import WorkerProcesses
@@ -55,7 +55,7 @@ from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents
 from jitckpt.wire import environment as variables
 from jitckpt.wire.checked import ProtocolError
-from jitckpt.wire.moves import HandOver, ImageFile, ImagePiece, Move, RanksRestored, Taken, Whole
+from jitckpt.wire.moves import HandOver, ImageFile, Move, RanksRestored, Taken
 from jitckpt.wire.visits import Refused
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
@@ -225,31 +225,15 @@ class _Waiting:
 
 async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, RankFromImages]) -> None:
     """Take the images, and what is in the memory of ranks. Raises LinkError if they don't come whole."""
-    files: dict[tuple[int, str], int] = {}
-    size, begun = 0, time.monotonic()
-    try:
-        while True:
-            said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece)
-            match said:
-                case ImagePiece(rank, image, at, proof, packed) if (rank, image) in files:
-                    if packed:
-                        data = packing.unpack(data, packed)
-                    if proof != checksum(data):
-                        raise LinkError("A piece of an image came damaged.")
-                    size += os.pwrite(files[rank, image], data, at)
-                case ImageFile(rank, image, whole) if rank in ranks and (rank, image) not in files:
-                    one = ranks[rank]
-                    flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
-                    file = os.open(image, flags, 0o600, dir_fd=one.images) if image else os.dup(one.ring)
-                    files[rank, image] = file
-                    os.ftruncate(file, whole)
-                case Whole():
-                    break
-                case _:
-                    raise LinkError(f"{said!r:.200} makes no sense here.")
-    finally:
-        for file in files.values():
-            os.close(file)
+
+    def opened(said: ImageFile) -> int | None:
+        if (one := ranks.get(said.rank)) is None:
+            return None
+        flags = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+        return os.open(said.image, flags, 0o600, dir_fd=one.images) if said.image else os.dup(one.ring)
+
+    begun = time.monotonic()
+    size = await receive_files(reader, opened)
     say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
 
 

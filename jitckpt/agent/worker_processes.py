@@ -22,9 +22,11 @@ from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
 from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.host_part import Place
+from jitckpt.agent.migration.kept_snapshots import KeptSnapshots
 from jitckpt.agent.migration.leaving import Departure
+from jitckpt.agent.migration.led_copies import LedCopies
 from jitckpt.agent.migration.move import Mover
-from jitckpt.agent.migration.shelf import Shelf
+from jitckpt.agent.migration.part_copier import PartCopier
 from jitckpt.agent.migration.snapshots import ProcessSnapshots
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import Suspending
@@ -116,7 +118,7 @@ class WorkerProcesses(PContext):
         taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
         facts: JobFacts | None = None,
         started: Start = Start(),  # noqa: B008
-        shelf: Shelf | None = None,
+        snapshots: KeptSnapshots | None = None,
         made_again: MadeAgain | None = None,
         said_before: Sequence[Arrived | Unclear | HostLost] = (),
         numa_options: Any = None,
@@ -124,7 +126,7 @@ class WorkerProcesses(PContext):
     ) -> None:
         """standbys: who stands by now. facts: what one of them needs to know of the job.
 
-        shelf: for snapshots. made_again: the workers, which come from one. said_before: by other hosts.
+        snapshots: of this launcher. made_again: the workers, from one. said_before: by other hosts.
         """
         super().__init__(**torch_arguments)
         self._settings = settings
@@ -151,7 +153,8 @@ class WorkerProcesses(PContext):
         self._standbys, self._facts, self._started = standbys, facts, started
         self._make_taking_in = taking_in
         self._server_variables: Callable[[int], Mapping[str, str]] = lambda rank: {}
-        self._shelf, self._made_again = shelf, made_again
+        self._snapshots, self._made_again = snapshots, made_again
+        self._shelf = None if snapshots is None else snapshots.shelf
         self._said_before = said_before
 
     def start(self) -> None:
@@ -338,8 +341,19 @@ class WorkerProcesses(PContext):
                 place=self._resting_place,
                 barrier=self._barrier,
             )
-            if self._hosts is not None and self._hosts.index != LEADER:
-                return FollowedSnapshots(dumps, place, self._hosts)
+            copies = None
+            if self._hosts is not None and self._snapshots is not None and self._snapshots.held is not None:
+                copier = PartCopier(self._hosts, self._shelf, self._snapshots.held)
+                if self._hosts.index != LEADER:
+                    return FollowedSnapshots(dumps, place, self._hosts, copier)
+                copies = LedCopies(
+                    self._snapshots.copies,
+                    copier,
+                    self._hosts,
+                    self._log,
+                    say,
+                    every=self._settings.snapshot_every,
+                )
             return ProcessSnapshots(
                 dumps,
                 place,
@@ -348,6 +362,7 @@ class WorkerProcesses(PContext):
                 say=say,
                 gone_back_to=None if self._made_again is None else self._made_again.step,
                 hosts=self._hosts,
+                copies=copies,
             )
         if self._resting_place is None or self._mover is None or self._log.directory is None:
             return None

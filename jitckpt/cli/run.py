@@ -93,7 +93,7 @@ def main(arguments: list[str]) -> int:
     with said_aside():
         try:
             status = _run(arguments)
-        except HostUnfit:  # as a new host, which is taken when its check passes
+        except HostUnfit:  # as a new host, which is taken when its check passes, or goes on from what it has
             status = None
         except (HostsMissing, NotNeeded) as error:  # nothing was started
             say(str(error))
@@ -289,6 +289,7 @@ def _settings(
         move_broken=args.broken_device == "move",
         suspendable=args.suspendable,
         snapshot_every=None if args.snapshot_every is None else 60 * args.snapshot_every,
+        snapshot_copies=args.snapshot_copies,
         from_snapshot=args.from_snapshot,
         command=command_of(arguments, args),
         criu=_criu(args) if _moves(args) else None,
@@ -299,6 +300,8 @@ def _settings(
         is_spare=args.spared is not None or waits_for_a_loss(args),
         stands_by=args.standby and not waits_for_a_loss(args),
         temporary=temporary,
+        domains=args.own_domains if args.snapshot_copies else (),
+        domains_by=args.domains_by if args.snapshot_copies else "",
         memory=_memory(args),
         coordination=coordination,
         objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),

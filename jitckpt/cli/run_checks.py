@@ -117,6 +117,7 @@ def _check_standby(args: argparse.Namespace) -> None:
 
 def _check_held(args: argparse.Namespace) -> None:
     """Refuse to have all ranks wait behind a step where they can't."""
+    _check_copies(args)
     if not args.suspendable and args.snapshot_every is None:
         if args.from_snapshot:
             raise ValueError("--from-snapshot goes with --snapshot-every, or on several hosts --suspendable")
@@ -138,6 +139,20 @@ def _check_held(args: argparse.Namespace) -> None:
         args.snapshot_every = math.inf  # the job is suspended by a snapshot, and there is no other
     if args.from_snapshot and args.snapshot_every is None:
         raise ValueError("--from-snapshot: the launcher of a suspended job on one host stays")
+
+
+def _check_copies(args: argparse.Namespace) -> None:
+    """Refuse copies of snapshots of which there are none, or on more hosts than there are."""
+    if not args.snapshot_copies:
+        return
+    if args.snapshot_every is None:
+        raise ValueError("--snapshot-copies goes with --snapshot-every, whose snapshots are copied")
+    most = 1 if args.standalone else hosts_of(args.nnodes)[1]
+    if args.snapshot_copies >= most:
+        raise ValueError(
+            f"--snapshot-copies {args.snapshot_copies}: of {most} host{'s' if most > 1 else ''} "
+            f"{most - 1} can have a copy of another one's part"
+        )
 
 
 def _check_script(args: argparse.Namespace) -> None:

@@ -429,6 +429,14 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         "back there if one dies, or a host (needs CRIU)",
     )
     options.add_argument(
+        "--snapshot-copies",
+        type=_amount,
+        default=0,
+        metavar="N",
+        help="each host's part of a snapshot goes to N other hosts, too, into their checkpoint directories: "
+        "a host may be lost for good with its disk (default 0)",
+    )
+    options.add_argument(
         "--from-snapshot",
         action="store_true",
         help="go on from a snapshot that this job has left in the checkpoint directory, or not at all "

@@ -363,6 +363,45 @@ class SuspensionSays(AgentMessage):
 
 
 @dataclass(frozen=True)
+class CopySnapshot(AgentMessage):
+    """Have so many other hosts get a copy of your part of this snapshot, which is whole on all hosts.
+
+    size: of a part, in bytes. seconds: over which it may be spread. Answered by SnapshotCopied. The snapshot
+    stays until SnapshotProtected is said of it.
+    """
+
+    type = "copy_snapshot"
+    step: int
+    name: str
+    copies: int
+    size: int
+    seconds: float = 0.0
+
+    def problem(self) -> str | None:
+        return None if min(self.copies, self.size, self.seconds) >= 0 else "it has a negative number"
+
+
+@dataclass(frozen=True)
+class SnapshotCopied(AgentMessage):
+    """The answer to CopySnapshot: they have, or why not all, a clause. bytes: that were sent."""
+
+    type = "snapshot_copied"
+    name: str
+    why: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotProtected(AgentMessage):
+    """The copies of all hosts' parts of a snapshot are whole, or not all will be: older ones may go."""
+
+    type = "snapshot_protected"
+    step: int
+    name: str
+    made: bool
+
+
+@dataclass(frozen=True)
 class ForgetSnapshots(AgentMessage):
     """What was recovered may be wrong, and is in the snapshots: none of them is of any use."""
 
@@ -527,6 +566,7 @@ OfMemory = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Sa
 OF_SNAPSHOTS = (
     *(AskSnapshot, WaitBehind, SnapshotAnswer, DumpRanks, RanksDumped, SnapshotTaken, SnapshotPut),
     *(SnapshotWhole, EndAwaited, AskSuspension, SuspensionSays, ForgetSnapshots, RanksMadeAgain),
+    *(CopySnapshot, SnapshotCopied, SnapshotProtected),
 )
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome, *OF_SNAPSHOTS)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))

@@ -57,6 +57,8 @@ class Host(CheckedPart):
     job: str = ""  # whose the checkpoint directory is, if anybody has used that
     name: str = ""  # by which a scheduler knows it
     snapshots: tuple[tuple[int, str], ...] = ()  # of its ranks' processes: of each the step and the name
+    copies: tuple[tuple[int, int, str], ...] = ()  # of others' snapshots: of each whose, by its place, too
+    room: int = 0  # MiB of its checkpoint directory's disk for snapshots, with those that are there
 
     def problem(self) -> str | None:
         ports = (self.port, self.worker_store, self.reserve, self.memory_port)

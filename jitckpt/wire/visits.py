@@ -1,9 +1,10 @@
 """What agents say in visits (hosts/connections.py), each a JSON object with raw bytes behind it.
 
 One asks, the other answers, or refuses. Saves come first, then copies of ranks' states on the devices, then
-what is in hosts' memory.
+hosts' parts of snapshots of processes, then what is in hosts' memory.
 """
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -74,6 +75,84 @@ class CopyPiece(Checked):
 
     type = "copy_piece"
     sum: str
+
+
+OF_ALL = -1  # in the place of a rank: a file of the whole part, which is its plan, or pages, by their number
+PLAN = "plan.json"
+_OF_ALL = re.compile(rf"{re.escape(PLAN)}|\d{{1,10}}")
+
+
+@dataclass(frozen=True)
+class PartFile(CheckedPart):
+    """A file of a host's part of a snapshot. bytes: that it takes on the disk, where it may have holes."""
+
+    rank: int
+    image: str
+    size: int
+    bytes: int
+
+    @property
+    def is_pages(self) -> bool:
+        """Whether other snapshots may have it, too."""
+        return self.rank == OF_ALL and self.image != PLAN
+
+    def problem(self) -> str | None:
+        if self.rank < OF_ALL or min(self.size, self.bytes) < 0:
+            return f"{self!r:.200} is no file"
+        if self.rank == OF_ALL:
+            return None if _OF_ALL.fullmatch(self.image) else f"{self.image!r:.80} is no file of a snapshot"
+        if not self.image or self.image in (".", "..") or "/" in self.image or "\0" in self.image:
+            return f"{self.image!r:.80} is no name of an image"
+        return None
+
+
+@dataclass(frozen=True)
+class PutSnapshot(Checked):
+    """Keep a copy of a host's part of a snapshot: place, of that host. HasNot or VisitDone answers.
+
+    After HasNot the files come (wire/moves.py), and Whole; VisitDone answers, or CameDamaged.
+    """
+
+    type = "put_snapshot"
+    place: int
+    step: int
+    name: str
+    files: list[PartFile]
+
+
+@dataclass(frozen=True)
+class HasNot(Checked):
+    """Of the files these are missing, each by its rank and image. packs: zstd is here."""
+
+    type = "has_not"
+    files: list[tuple[int, str]]
+    packs: bool
+
+
+@dataclass(frozen=True)
+class CameDamaged(Checked):
+    """What has come is not what was written; which, a sentence."""
+
+    type = "came_damaged"
+    why: str
+
+
+@dataclass(frozen=True)
+class WantSnapshot(Checked):
+    """Give the copy of a host's part of a snapshot. ItsFiles answers; after HasNot they come, and Whole."""
+
+    type = "want_snapshot"
+    place: int
+    step: int
+    name: str
+
+
+@dataclass(frozen=True)
+class ItsFiles(Checked):
+    """The answer to WantSnapshot."""
+
+    type = "its_files"
+    files: list[PartFile]
 
 
 class OfMemory(Checked):

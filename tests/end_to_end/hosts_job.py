@@ -20,7 +20,7 @@ from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import SAVED
 
 HOSTS = (0, 1)
-VARIABLES = ("env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=1")
+VARIABLES = ("env", "OMP_NUM_THREADS=1")
 AT_FIRST_HOST = ["--nnodes", "2", "--master-addr", "10.79.0.1"]
 
 
@@ -37,18 +37,24 @@ class HostsJob(Job):
         held: Sequence[str] = ("--snapshot-every", str(EVERY)),
         placed: bool = True,
         program: str = "",
+        ranks: int = 1,
     ) -> None:
-        """placed: each host is told its place. program: the second host's CRIU, if it is another."""
+        """placed: each host is told its place. program: the second host's CRIU, if it is another.
+
+        ranks: of each host.
+        """
+        self._ranks = range(ranks * len(HOSTS))
         self.launcher, self.folder, self._memory = launcher, memory / "0", memory
         script = launcher.script(SCRIPT.replace("LOADERS", "0"))
         self.go_to(0)
         programs = [found := criu_of_this_machine().program, program or found]
-        command = [*JITCKPT, "run", *meet, "--nproc-per-node", "1", "--device", "softgpu"]
+        command = [*JITCKPT, "run", *meet, "--nproc-per-node", str(ranks), "--device", "softgpu"]
         command += ["--mode", "transparent", *held, "--warm-spares", "0", *words]
         self._hosts = hosts
         self._commands = [
             [
                 *VARIABLES,
+                f"SOFTGPU_DEVICES={ranks}",
                 f"{environment.CRIU.name}={programs[host]}",
                 *command,
                 *(["--node-rank", str(host)] if placed else []),
@@ -169,7 +175,7 @@ class SuspendedJob(HostsJob):
         """Have both parts go on, on these hosts."""
         for host, where in enumerate(on):
             elsewhere = [] if where in HOSTS else ELSEWHERE
-            command = [*VARIABLES]
+            command = [*VARIABLES, "SOFTGPU_DEVICES=1"]
             command += [f"{environment.CRIU.name}={criu_of_this_machine().program}", *JITCKPT, "resume"]
             command += [str(self._memory / str(host)), "--node-rank", str(host), *words]
             self.agents[host] = self.launcher.start(*self._hosts.in_network_of(where), *elsewhere, *command)

@@ -88,16 +88,33 @@ KILL = "rank=1 step=11 phase=backward kind=kill"
 class Job:
     """Two ranks that go as far as they are let."""
 
+    _ranks = range(2)
+
     def __init__(
-        self, launcher: Launcher, *words: str, program: str = "", loaders: int = 0, script: str = SCRIPT
+        self,
+        launcher: Launcher,
+        *words: str,
+        program: str = "",
+        loaders: int = 0,
+        script: str = SCRIPT,
+        ranks: int = 2,
     ) -> None:
+        self._ranks = range(ranks)
         self.launcher, self.folder = launcher, launcher.directory / "checkpoints"
         self._path = launcher.script(script.replace("LOADERS", str(loaders)))
         self.go_to(0)
-        command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
+        command = [
+            *JITCKPT_RUN,
+            "--nproc-per-node",
+            str(ranks),
+            "--device",
+            "softgpu",
+            "--mode",
+            "transparent",
+        ]
         command += ["--checkpoint-dir", str(self.folder)]
         command += ["--snapshot-every", str(EVERY)] if program else []
-        variables = ["SOFTGPU_DEVICES=2", *([f"{environment.CRIU.name}={program}"] if program else [])]
+        variables = [f"SOFTGPU_DEVICES={ranks}", *([f"{environment.CRIU.name}={program}"] if program else [])]
         self.process = launcher.start("env", *variables, *command, *words, self._path)
         self.result = Result(-1, "", "")
 
@@ -143,7 +160,7 @@ class Job:
 
     @property
     def logs(self) -> list[str]:
-        return [(self.launcher.directory / f"log-{rank}").read_text() for rank in (0, 1)]
+        return [(self.launcher.directory / f"log-{rank}").read_text() for rank in self._ranks]
 
     def events(self, name: str) -> list[Event]:
         if not (self.folder / FILE_NAME).exists():
@@ -151,9 +168,9 @@ class Job:
         return [event for event in read_events(self.folder)[0] if event["event"] == name]
 
 
-def undisturbed_training(folder: Path) -> list[str]:
+def undisturbed_training(folder: Path, ranks: int = 2) -> list[str]:
     """Return what the training ends with of which nobody makes a snapshot."""
-    job = Job(Launcher(folder))
+    job = Job(Launcher(folder), ranks=ranks)
     job.go_to(STEPS)
     assert job.finish().status == 0
     return [*job.finals, *job.logs]

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.agent.migration import packing
-from jitckpt.agent.migration.leaving import PIECE, _send_file
+from jitckpt.agent.migration.image_transfer import PIECE, send_file
 from jitckpt.agent.migration.packing import FASTEST, KNOWN, Packer, Worth
 from jitckpt.agent.standby import _receive_files
 from jitckpt.hosts import visiting
@@ -88,7 +88,7 @@ def test_packed_images_come_as_they_went(tmp_path: Path) -> None:
         async with server:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             with (tmp_path / "pages-1.img").open("rb") as file:
-                size = await _send_file(writer, 1, "pages-1.img", file.fileno(), packer)
+                size = await send_file(writer, 1, "pages-1.img", file.fileno(), packer)
             writer.write(visiting.encode(Whole()))
             await asyncio.wait_for(came, 60)
             writer.close()

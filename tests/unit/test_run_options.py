@@ -2,6 +2,7 @@
 
 import pytest
 
+from jitckpt.cli.run_checks import check_modes
 from jitckpt.cli.run_options import run_parser
 
 
@@ -35,3 +36,24 @@ def test_wrong_values_of_the_memory_tiers_options_are_refused(
     capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
     assert says in refused(capsys, *words)
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("--nnodes 2", "goes with --snapshot-every"),
+        ("--nnodes 2 --suspendable", "goes with --snapshot-every"),
+        ("--snapshot-every 10 --standalone", "of 1 host 0 can have a copy of another one's part"),
+        ("--snapshot-every 10 --nnodes 2", "--snapshot-copies 2: of 2 hosts 1 can have a copy"),
+    ],
+)
+def test_copies_of_what_is_not_there_or_on_hosts_that_are_not_are_refused(words: str, says: str) -> None:
+    args = run_parser().parse_args(
+        ["--mode", "transparent", "--snapshot-copies", "2", *words.split(), "train.py"]
+    )
+    with pytest.raises(ValueError, match=says):
+        check_modes(args)
+
+
+def test_a_number_of_copies_is_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "'-1' is no whole number from 0 on" in refused(capsys, "--snapshot-copies", "-1")

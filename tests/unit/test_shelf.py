@@ -49,6 +49,11 @@ def put(shelf: Shelf, step: int, pages: str = "a b", *, in_memory: bool = True, 
     return size
 
 
+def pages_of(folder: Path) -> list[Path]:
+    """Return the files of pages, those of the oldest snapshot first."""
+    return sorted((folder / PAGES).iterdir(), key=lambda path: path.stat().st_mtime_ns)
+
+
 def pass_over_newest(shelf: Shelf) -> None:
     assert shelf.newest is not None
     shelf.pass_over(shelf.newest)
@@ -121,14 +126,16 @@ def test_what_is_of_no_use_now_stays_for_another_launcher(tmp_path: Path) -> Non
 def test_what_two_have_is_there_once_and_what_none_has_goes(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, JOB)
     first = put(shelf, 4, "a b c d a")
+    (first_file,) = pages_of(tmp_path)
     assert (first.images, first.stored) == (5 * PAGE + 9, 4 * PAGE + 9)
     assert put(shelf, 8, "a x c b a").stored == PAGE + 9
     disk = put(shelf, 12, "x a y").disk
     assert [path.name for path in sorted(tmp_path.glob("snapshot-*"))] == [
         f"snapshot-{step:010}" for step in (8, 12)
     ]
-    first_pages = (tmp_path / PAGES / "1").read_bytes()
-    assert first_pages == b"".join(map(page, ["a", "b", "c"])) + bytes(PAGE), "nobody has d any more"
+    assert first_file.read_bytes() == b"".join(map(page, ["a", "b", "c"])) + bytes(PAGE), (
+        "nobody has d any more"
+    )
     assert disk >= 5 * PAGE
     assert read(shelf.newest) == (12, "x a y")
     pass_over_newest(shelf)
@@ -139,14 +146,15 @@ def test_one_that_is_damaged_leaves_the_one_before(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, JOB)
     put(shelf, 4, "a b")
     put(shelf, 8, "a x")
-    pages = tmp_path / PAGES / "2"
+    pages = pages_of(tmp_path)[1]
     pages.write_bytes(pages.read_bytes().replace(b"x", b"y"))
     with pytest.raises(DamagedSnapshot, match=r"rank-0/pages-1\.img is not what was written"):
         read(shelf.newest)
     pass_over_newest(shelf)
     assert read(shelf.newest) == (4, "a b")
     assert put(shelf, 8, "a x").stored == 2 * PAGE + 9, "nothing is taken from what may be damaged"
-    (tmp_path / PAGES / "3").unlink()
+    newest = max(pages_of(tmp_path), key=lambda path: path.stat().st_ctime_ns)
+    newest.unlink()
     pass_over_newest(shelf)
     assert read(shelf.newest) == (4, "a b")
 
@@ -227,3 +235,15 @@ def test_of_what_a_host_has_only_that_counts_which_all_have(tmp_path: Path) -> N
     assert read(again.newest) == (12, "a y")
     again.all_have()
     assert again.named == [(12, "third")]
+
+
+def test_nothing_is_taken_from_one_that_not_all_hosts_had(tmp_path: Path) -> None:
+    """Its pages have gone with it."""
+    shelf = Shelf(tmp_path, JOB, several="mark")
+    put(shelf, 4, "a b", called="first")
+    shelf.all_have()
+    put(shelf, 8, "a x", called="second")
+    shelf.not_all_have()
+    put(shelf, 12, "a x", called="third")
+    shelf.all_have()
+    assert read(shelf.newest) == (12, "a x")

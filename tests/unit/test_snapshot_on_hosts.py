@@ -13,6 +13,7 @@ import pytest
 
 from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
 from jitckpt.agent.migration.host_part import Place
+from jitckpt.agent.migration.led_copies import LedCopies
 from jitckpt.agent.migration.move import MoveError
 from jitckpt.agent.migration.shelf import Shelf, Size
 from jitckpt.agent.migration.snapshots import ProcessSnapshots
@@ -96,6 +97,32 @@ class Dumps:
         return int.from_bytes(Path(f"/proc/self/fd/{self.place.file}").read_bytes()[:8], "little")
 
 
+class Copier:
+    """What has a host's part copied: `fails` says why it can't be."""
+
+    def __init__(self, dumps: Dumps) -> None:
+        self.shelf, self.fails, self.waits = dumps.shelf, "", False
+        self.done: Callable[[str, int], None] = lambda why, size: None
+        self.begun: list[tuple[int, int]] = []  # steps, and how many copies
+        self.tidied = self.forgot = 0
+
+    def begin(self, asked: agents.CopySnapshot, done: Callable[[str, int], None]) -> None:
+        assert self.shelf.begin_copying((asked.step, asked.name)) is not None
+        self.begun.append((asked.step, asked.copies))
+        self.done = done
+        if not self.waits:
+            done(self.fails, 100)
+
+    def end(self, named: tuple[int, str], *, made: bool) -> None:
+        self.shelf.end_copying(named, made=made)
+
+    def tidy(self) -> None:
+        self.tidied += 1
+
+    def forget(self) -> None:
+        self.forgot += 1
+
+
 class Wire:
     """Hosts, of whom the one that is `index` speaks; what is said lies in `said` until it is delivered."""
 
@@ -112,11 +139,16 @@ class Wire:
             if host != self.index:
                 self.send(host, message)
 
+    def name(self, host: int) -> str:
+        return f"host {host}"
+
 
 class Job:
     """All hosts of one."""
 
-    def __init__(self, folder: Path, monkeypatch: pytest.MonkeyPatch, every: float = 60) -> None:
+    def __init__(
+        self, folder: Path, monkeypatch: pytest.MonkeyPatch, every: float = 60, copies: int = 0
+    ) -> None:
         self.folder = folder
         self.store = store_at("127.0.0.1")
         self.now = 1000.0
@@ -130,6 +162,8 @@ class Job:
         anything: list[Any] = self.dumps
         self.log, self.told = EventLog(), list[str]()
         places = [Place(COMMAND, host, HOSTS) for host in range(HOSTS)]
+        self.copiers = [Copier(one) for one in self.dumps]
+        copiers: list[Any] = self.copiers
         self.leader = ProcessSnapshots(
             anything[0],
             places[0],
@@ -138,9 +172,11 @@ class Job:
             say=self.told.append,
             gone_back_to=None,
             hosts=wires[0],
+            copies=LedCopies(copies, copiers[0], wires[0], self.log, self.told.append, every=every),
         )
         self.followers = [
-            FollowedSnapshots(anything[host], places[host], wires[host]) for host in range(1, HOSTS)
+            FollowedSnapshots(anything[host], places[host], wires[host], copiers[host])
+            for host in range(1, HOSTS)
         ]
         self.went_on = 0
 
@@ -466,3 +502,104 @@ def test_what_is_asked_twice_or_elsewhere_is_refused(suspendable: Job) -> None:
     assert second.hears() == [("It is to be suspended already.", 1)]
     job.rest()
     assert first.hears()[-1][1] == 0
+
+
+# Copies of each host's part on others.
+
+
+@pytest.fixture
+def copied(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Job]:
+    made = Job(tmp_path, monkeypatch, copies=1)
+    all_begin(made, 9, 9, 9)
+    yield made
+    end(made)
+
+
+def snapshot(job: Job, *, ends: bool = True) -> None:
+    """Have the next one made, and its copies if they end."""
+    job.begin() if not job.events("snapshot") else job.leader.look()
+    job.deliver()
+    job.rest()
+    if ends:
+        job.leader.look()
+        job.deliver()
+    job.now += 61
+
+
+def test_a_snapshot_is_protected_once_all_parts_have_copies(copied: Job) -> None:
+    snapshot(copied)
+    assert [one.begun for one in copied.copiers] == [[(12, 1)]] * 3
+    (event,) = copied.events("snapshot_copied")
+    assert (event["step"], event["copies"], event["bytes"]) == (12, 1, 300)
+    assert copied.told == [
+        "each host's part of the snapshot after step 12 is on another host, too (300 bytes sent in 0.00 s)."
+    ]
+    assert [one.tidied for one in copied.copiers] == [1] * 3
+    all_begin(copied, 20, 20, 20)
+    snapshot(copied)
+    assert [event["step"] for event in copied.events("snapshot_copied")] == [12, 23]
+    assert len(copied.told) == 1, "it is said once"
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+def test_a_part_that_can_not_be_copied_is_said_once_and_all_goes_on(copied: Job, host: int) -> None:
+    snapshot(copied)
+    copied.copiers[host].fails = "host 9: there is no room"
+    all_begin(copied, 20, 20, 20)
+    snapshot(copied)
+    assert copied.told[1:] == [
+        f"not all parts of the snapshot after step 23 have their copies: of host {host}: host 9: there is no "
+        "room. The training goes on; the newest that has all is that after step 12."
+    ]
+    (event,) = copied.events("snapshot_not_copied")
+    assert (event["step"], event["newest"]) == (23, 12)
+    assert [[step for step, _ in one.shelf.named] for one in copied.dumps] == [[12, 23]] * 3
+    all_begin(copied, 30, 30, 30)
+    snapshot(copied)
+    assert len(copied.told) == 2
+    assert [[step for step, _ in one.shelf.named] for one in copied.dumps] == [[12, 33]] * 3, (
+        "the one that is protected stays"
+    )
+    copied.copiers[host].fails = ""
+    all_begin(copied, 40, 40, 40)
+    snapshot(copied)
+    assert "after step 43 is on another host, too" in copied.told[2]
+    assert [[step for step, _ in one.shelf.named] for one in copied.dumps] == [[43]] * 3
+
+
+@pytest.mark.parametrize("host", range(HOSTS))
+def test_copies_that_take_long_hold_up_no_snapshot(copied: Job, host: int) -> None:
+    """What is being copied stays; the newest is copied next, and none between."""
+    copied.copiers[host].waits = True
+    snapshot(copied, ends=False)
+    for step in (20, 30, 40):
+        all_begin(copied, step, step, step)
+        snapshot(copied)
+    assert [event["step"] for event in copied.events("snapshot")] == [12, 23, 33, 43]
+    assert copied.copiers[host].begun == [(12, 1)]
+    assert 12 in [step for step, _ in copied.dumps[host].shelf.named]
+    copied.copiers[host].done("", 100)
+    copied.leader.look()
+    copied.deliver()
+    assert copied.copiers[host].begun == [(12, 1), (43, 1)]
+    copied.copiers[host].done("", 100)
+    copied.leader.look()
+    copied.deliver()
+    assert [event["step"] for event in copied.events("snapshot_copied")] == [12, 43]
+
+
+def test_what_all_have_gone_back_to_is_copied_again(copied: Job) -> None:
+    """A host that was lost had copies of others' parts."""
+    snapshot(copied)
+    copied.leader._gone_back_to = 12
+    copied.leader._copies._tried = None  # type: ignore[union-attr]  # as in another start
+    copied.leader.note("rested", {})
+    copied.deliver()
+    assert [one.begun for one in copied.copiers] == [[(12, 1)] * 2] * 3
+
+
+def test_where_nobody_wants_copies_there_are_none(job: Job) -> None:
+    all_begin(job, 9, 9, 9)
+    snapshot(job)
+    assert [one.begun for one in job.copiers] == [[]] * 3
+    assert (job.told, job.leader.next_look is None) == ([], False)

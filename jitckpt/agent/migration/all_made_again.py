@@ -1,20 +1,42 @@
 """All hosts of a job go back to a snapshot, or none: each hears whether the others' ranks are there again."""
 
 import select
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
+from concurrent.futures import wait
+from typing import Any, TypeVar
 
 from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
 from jitckpt.wire.agents import RanksMadeAgain
 
+Value = TypeVar("Value")
 LOOK_SECONDS = 0.5  # between two looks whether the job was told to end meanwhile
 
 
 class AllMadeAgain:
     """Of one start. others: what else was heard, which is the supervisor's to hear."""
 
-    def __init__(self, hosts: Hosts, is_interrupted: Callable[[], bool]) -> None:
-        self._hosts, self._is_interrupted = hosts, is_interrupted
+    def __init__(
+        self, hosts: Hosts, is_interrupted: Callable[[], bool], heed: Callable[[], None] = lambda: None
+    ) -> None:
+        """heed: raises what ends this launcher, if it is interrupted."""
+        self._hosts, self._is_interrupted, self._heed = hosts, is_interrupted, heed
         self.others: list[Arrived | Unclear | HostLost] = []
+
+    @property
+    def connected(self) -> Hosts:
+        """The connections to all of them."""
+        return self._hosts
+
+    def run(self, coroutine: Coroutine[Any, Any, Value]) -> Value:
+        """Return what it returns, or raise what it raises, or what ends this launcher."""
+        future = self._hosts.start(coroutine)
+        try:
+            while not future.done():
+                wait([future], LOOK_SECONDS)
+                self._heed()  # the others must not hear that it could not be done
+        finally:
+            future.cancel()
+        return future.result()
 
     @property
     def hosts(self) -> int:

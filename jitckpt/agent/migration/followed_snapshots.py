@@ -6,6 +6,7 @@ from functools import partial
 
 from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.host_part import DONE, FAILURES, HostPart, Place
+from jitckpt.agent.migration.part_copier import PartCopier
 from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.proxies.control import LEADER
 from jitckpt.hosts.connections import Arrived, Hosts
@@ -16,9 +17,9 @@ from jitckpt.wire.agents import AgentMessage
 class FollowedSnapshots(HostPart):
     """On a host that is not the first: does what that one asks for."""
 
-    def __init__(self, dumps: HostDumps, place: Place, hosts: Hosts) -> None:
+    def __init__(self, dumps: HostDumps, place: Place, hosts: Hosts, copier: PartCopier) -> None:
         super().__init__(dumps, place)
-        self._hosts = hosts
+        self._hosts, self._copier = hosts, copier
         self._name, self._step = "", 0
 
     def look(self) -> None:
@@ -54,16 +55,23 @@ class FollowedSnapshots(HostPart):
                 else:
                     dumps.drop()
             case agents.SnapshotWhole(name, made, ends) if name == self._name:
-                dumps.shelf.all_have() if made else dumps.shelf.not_all_have()
-                if ends:
-                    self._await_end(self._step)
-                    self._say(agents.EndAwaited(name))
+                self._is_whole(name, made=made, ends=ends)
             case agents.SuspensionSays(text, status):
                 self._callers.tell(text, status)
                 self.suspended |= status == DONE
             case agents.ForgetSnapshots():
                 dumps.shelf.settle()
                 dumps.shelf.forget()
+                self._copier.forget()
+            case message:
+                self._hear_of_copies(message)
+
+    def _hear_of_copies(self, message: AgentMessage) -> None:
+        match message:
+            case agents.CopySnapshot() as asked:
+                self._copier.begin(asked, partial(self._is_copied, asked.name))
+            case agents.SnapshotProtected(step, name, made):
+                self._copier.end((step, name), made=made)
 
     def _want_suspension(self) -> None:
         self._say(agents.AskSuspension())
@@ -82,6 +90,18 @@ class FollowedSnapshots(HostPart):
     def _is_put(self, name: str, size: Size, error: OSError | None) -> None:
         why = "" if error is None else str(error)
         self._say(agents.SnapshotPut(name, why, size.images, size.stored, size.disk))
+
+    def _is_whole(self, name: str, *, made: bool, ends: bool) -> None:
+        shelf = self._dumps.shelf
+        shelf.all_have() if made else shelf.not_all_have()
+        if ends:
+            self._await_end(self._step)
+            self._say(agents.EndAwaited(name))
+        elif made:
+            self._copier.tidy()
+
+    def _is_copied(self, name: str, why: str, size: int) -> None:
+        self._say(agents.SnapshotCopied(name, why, size))
 
     def _say(self, message: AgentMessage) -> None:
         self._hosts.send(LEADER, message)

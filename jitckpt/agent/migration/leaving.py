@@ -8,15 +8,15 @@ import asyncio
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from jitckpt.agent.migration import packing
+from jitckpt.agent.migration.image_transfer import send_file
 from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, drained, reap
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.store_relay import StoreError
-from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
@@ -35,11 +35,8 @@ from jitckpt.wire import agents
 from jitckpt.wire.agents import ProxyOrder
 from jitckpt.wire.checked import Kind
 from jitckpt.wire.moves import (
-    MOST_PACKED,
     DumpedRank,
     HandOver,
-    ImageFile,
-    ImagePiece,
     JobFacts,
     Move,
     RanksRestored,
@@ -48,7 +45,6 @@ from jitckpt.wire.moves import (
     Whole,
 )
 
-PIECE = MOST_PACKED
 ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
@@ -209,11 +205,11 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await _send_file(writer, one.rank, name, file, packer)
+                    size += await send_file(writer, one.rank, name, file, packer)
             finally:
                 for file in files.values():
                     os.close(file)
-            size += await _send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd, packer)
+            size += await send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd, packer)
         writer.write(visiting.encode(Whole()))
         await writer.drain()
         if packer.saved:
@@ -237,38 +233,3 @@ async def _answer(reader: asyncio.StreamReader, kind: type[Kind]) -> Kind:
         return (await visiting.answer(reader, who, ANSWER_SECONDS, kind))[0]
     except RefusedError as error:
         raise LinkError(f"{who} says: {error}") from error
-
-
-async def _send_file(writer: asyncio.StreamWriter, rank: int, image: str, file: int, packer: Packer) -> int:
-    """Send what is written of a file; return how much that was."""
-    sent = 0
-    writer.write(visiting.encode(ImageFile(rank, image, os.fstat(file).st_size)))
-    on_its_way: asyncio.Task[None] | None = None
-    try:
-        for at, data in _pieces(file):
-            packed = await packer.pack(data)  # while the piece before is on its way
-            if on_its_way is not None:
-                await on_its_way
-            piece = ImagePiece(rank, image, at, checksum(data), 0 if packed is None else len(data))
-            message = visiting.encode(piece, data if packed is None else packed)
-            writer.write(message)
-            on_its_way = asyncio.create_task(packer.drain(writer, len(message)))
-            sent += len(data)
-    finally:
-        if on_its_way is not None:
-            await on_its_way
-    return sent
-
-
-def _pieces(file: int) -> Iterator[tuple[int, bytes]]:
-    """Yield what is written of a file, with where it stands."""
-    size, at = os.fstat(file).st_size, 0
-    while at < size:
-        try:
-            at = os.lseek(file, at, os.SEEK_DATA)
-        except OSError:  # only a hole is left
-            return
-        end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
-        data = os.pread(file, end - at, at)
-        yield at, data
-        at += len(data)

@@ -6,6 +6,7 @@ snapshot's. What only older snapshots had is given back to the disk.
 
 import contextlib
 import os
+import secrets
 import shutil
 from array import array
 from collections.abc import Iterable, Iterator
@@ -20,6 +21,7 @@ PAGE = 4096  # bytes
 AT_ONCE = 1024  # pages
 INDEX = "Q"  # of an array: number of the file << FILE, and of the page in there
 FILE = 32  # bits
+NUMBER = 31  # bits, drawn: a host that keeps copies of such files takes none for another of that number
 BLOCK = 512  # bytes, of st_blocks
 
 
@@ -33,8 +35,7 @@ class Pages:
     def begin(self) -> "Adding":
         """Return what takes the pages of another snapshot. Raises OSError."""
         self.folder.mkdir(0o700, exist_ok=True)
-        number = max(map(int, os.listdir(self.folder)), default=0) + 1
-        return Adding(self.folder, number, self._known)
+        return Adding(self.folder, secrets.randbits(NUMBER), self._known)
 
     def taken(self, adding: "Adding") -> None:
         """A snapshot that has these is whole."""

@@ -13,9 +13,10 @@ import shutil
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, BinaryIO
 
 import xxhash
@@ -24,14 +25,15 @@ from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.image_folder import PIECE
 from jitckpt.agent.migration.pages import BLOCK, PAGE, Adding, Pages, pieces, read_index
 from jitckpt.bindings.nameless_folder import nameless_folder
+from jitckpt.decisions import copied_snapshots
 from jitckpt.decisions.transparent.whose import why_not
 from jitckpt.decisions.whole_snapshots import Named
 from jitckpt.errors import JitckptError
 from jitckpt.system.left_folders import OPEN
+from jitckpt.wire.visits import PLAN
 
 PREFIX, UNFINISHED = "snapshot-", "unfinished-snapshot-"
 HOST = "host-"  # a folder in the job's directory, where it has several hosts
-PLAN = "plan.json"
 PAGES = "pages-of-snapshots"
 INDEX = ".index"  # behind the name of an image of pages, for where these are
 INDEX_BYTES = 8  # of it, for a page
@@ -45,11 +47,12 @@ class DamagedSnapshot(JitckptError):
 
 @dataclass(frozen=True)
 class ProcessSnapshot:
-    """A whole one. name: that all hosts have for it."""
+    """A whole one. name: that all hosts have for it. holders: who has a copy of it, where it is not here."""
 
     path: Path
     step: int
     name: str = ""
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,11 @@ def left(directory: Path) -> list[ProcessSnapshot]:
     return sorted(
         (ProcessSnapshot(path, int(step)) for path, step in found if step.isdigit()), key=lambda one: one.step
     )
+
+
+def snapshot_path(directory: Path, step: int) -> Path:
+    """Return where one that is whole is."""
+    return directory / f"{PREFIX}{step:010}"
 
 
 def of_hosts(directory: Path) -> list[Path]:
@@ -93,6 +101,8 @@ class Shelf:
         self._whole: list[ProcessSnapshot] = []  # the oldest first
         self._put: ProcessSnapshot | None = None  # that not all hosts are known to have
         self._stays = KEPT  # how many whole ones
+        self._guarded: set[Named] = set()  # of which other hosts have copies
+        self._copied: Named | None = None  # that is just being copied there
         self._refused: list[tuple[ProcessSnapshot, str]] = []
         self._pages = Pages(directory / PAGES)
         self._sort_out()
@@ -152,17 +162,16 @@ class Shelf:
             own = {"whose": self._whose, "mark": self.mark, "made": time.time()}
             try:
                 images, stored = draft.finish({**plan, **own}, self._pages)
-                path = self.directory / f"{PREFIX}{draft.step:010}"
+                path = snapshot_path(self.directory, draft.step)
                 shutil.rmtree(path, ignore_errors=True)
                 draft.path.rename(path)
-                _sync(self.directory)
+                sync(self.directory)
                 with self._lock:
                     self._put = ProcessSnapshot(path, draft.step, str(plan["name"]))
                     self._stays = KEPT if draft.in_memory else 1
                 if not self._several:
                     self.all_have()
-                kept = [one.path for one in self._there()]
-                size = Size(images, stored, self._pages.bytes_on_disk + sum(map(_bytes_on_disk, kept)))
+                size = Size(images, stored, self.bytes_on_disk)
             except OSError as failed:
                 draft.drop()
                 error = failed
@@ -178,10 +187,34 @@ class Shelf:
             if self._put is None:
                 return
             before = [one for one in self._whole if one.step != self._put.step]
-            self._whole = [*before, self._put][-self._stays :]
+            self._whole = [*before, self._put]
             self._put = None
-            kept = [one.path for one in self._whole]
-        self._remove(keep=kept)
+        self._remove_older()
+
+    def begin_copying(self, named: Named) -> ProcessSnapshot | None:
+        """Return the snapshot, which stays until `end_copying`; None if it is gone."""
+        with self._lock:
+            self._copied = named
+            return next((one for one in self._whole if (one.step, one.name) == named), None)
+
+    def end_copying(self, named: Named, *, made: bool) -> None:
+        """All hosts' parts of this one are on other hosts, or not all: older ones go that nobody needs."""
+        with self._lock:
+            self._copied = None
+            if made:
+                self._guarded.add(named)
+        if not self.is_busy:  # it has files then that no snapshot has yet
+            self._remove_older()
+
+    def _remove_older(self) -> None:
+        with self._lock:
+            there = [(one.step, one.name) for one in self._whole]
+            stay = copied_snapshots.kept(there, self._guarded, self._stays)
+            self._whole = [
+                one for one in self._whole if (named := (one.step, one.name)) in stay or named == self._copied
+            ]
+            kept = self._there()
+        self._remove(keep=[one.path for one in kept])
         self._give_back()
 
     def not_all_have(self) -> None:
@@ -190,6 +223,7 @@ class Shelf:
             put, self._put = self._put, None
         if put is not None:
             shutil.rmtree(put.path, ignore_errors=True)
+            self._pages.forget()  # those that are known go with it
             self._give_back()
 
     def _give_back(self) -> None:
@@ -200,18 +234,55 @@ class Shelf:
     @property
     def named(self) -> list[Named]:
         """Those that are whole here, each with its step and its name."""
-        return [(one.step, one.name) for one in self._there()]
-
-    def agree_on(self, common: Collection[Named]) -> None:
-        """These are whole on all hosts; no other is of any use until there is a newer one."""
         with self._lock:
-            there = [*self._whole, *([] if self._put is None else [self._put])]
-            self._whole = [one for one in there if (one.step, one.name) in common]
-            self._put = None
+            return [(one.step, one.name) for one in self._there() if not one.holders]
+
+    def agree_on(
+        self,
+        common: Collection[Named],
+        elsewhere: Mapping[Named, Sequence[int]] = MappingProxyType({}),
+        guarded: Collection[Named] = (),
+    ) -> None:
+        """These are whole on all hosts; no other is of any use until there is a newer one.
+
+        elsewhere: which hosts have copies of it, by what is lost here. guarded: all parts are on others, too.
+        """
+        with self._lock:
+            there = {
+                named: ProcessSnapshot(snapshot_path(self.directory, named[0]), *named, tuple(holders))
+                for named, holders in elsewhere.items()
+            }
+            there |= {(one.step, one.name): one for one in self._there() if not one.holders}
+            self._whole = [there[named] for named in sorted(common) if named in there]
+            self._put, self._copied, self._guarded = None, None, set(guarded)
+
+    def take_in(self, lost: ProcessSnapshot, fetched: ProcessSnapshot) -> None:
+        """A part that was lost has come from another host. Raises DamagedSnapshot if it is of no use here."""
+        try:
+            why = why_not(told_of(fetched)["whose"], self._whose)
+        except (KeyError, TypeError, AttributeError) as error:
+            raise DamagedSnapshot("It is of another version of jitckpt.") from error
+        if why:
+            raise DamagedSnapshot(f"It is {why}.")
+        with self._lock:
+            self._whole[self._whole.index(lost)] = fetched
+
+    def forget_pages(self) -> None:
+        """Some may be damaged: the next snapshot is stored as a whole."""
+        self._pages.forget()
+
+    @property
+    def images(self) -> int:
+        """The bytes of the images of the newest."""
+        if (newest := self.newest) is None:
+            return 0
+        sizes = {path: path.stat().st_size for path in newest.path.glob("rank-*/*")}
+        return sum(
+            size // INDEX_BYTES * PAGE if path.suffix == INDEX else size for path, size in sizes.items()
+        )
 
     def _there(self) -> list[ProcessSnapshot]:
-        with self._lock:
-            return [*self._whole, *([] if self._put is None else [self._put])]
+        return [*self._whole, *([] if self._put is None else [self._put])]
 
     @property
     def free(self) -> int:
@@ -219,6 +290,13 @@ class Shelf:
         self.directory.mkdir(parents=True, exist_ok=True)
         status = os.statvfs(self.directory)
         return status.f_bavail * status.f_frsize
+
+    @property
+    def bytes_on_disk(self) -> int:
+        """What all take there. Raises OSError."""
+        with self._lock:
+            kept = [one.path for one in self._there()]
+        return self._pages.bytes_on_disk + sum(map(_bytes_on_disk, kept))
 
     @property
     def is_busy(self) -> bool:
@@ -239,7 +317,7 @@ class Shelf:
     def forget(self) -> None:
         """None is of any use any more, also of those that were not taken."""
         with self._lock:
-            self._whole, self._put = [], None
+            self._whole, self._put, self._copied = [], None, None
         self._remove(keep=[])
         self._pages.forget()
         self._pages.keep([])
@@ -300,11 +378,11 @@ class Draft:
                             own[name] = _index(folder, name, adding, to.with_name(f"{name}{INDEX}"))
                         else:
                             own[name] = _digest(folder, name, to if self.in_memory else None)
-                            _sync(to)
+                            sync(to)
                             stored += bytes_of_file
                     if self.in_memory:
                         os.unlink(name, dir_fd=folder)
-                _sync(self.path / f"rank-{rank}")
+                sync(self.path / f"rank-{rank}")
             if adding is not None:
                 adding.finish()
                 stored += adding.bytes
@@ -315,8 +393,8 @@ class Draft:
         body = json.dumps({**plan, "digests": digests})
         file = self.path / PLAN
         file.write_text(json.dumps({"digest": xxhash.xxh3_128_hexdigest(body.encode()), "plan": body}))
-        _sync(file)
-        _sync(self.path)
+        sync(file)
+        sync(self.path)
         self._memory.close()
         if adding is not None:
             pages.taken(adding)
@@ -337,6 +415,27 @@ def told_of(snapshot: ProcessSnapshot) -> dict[str, Any]:
             raise DamagedSnapshot(f"{snapshot.path / PLAN} is not what was written.")
         plan: dict[str, Any] = json.loads(body)
     except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DamagedSnapshot(f"{snapshot.path} can't be read: {error}.") from error
+    return plan
+
+
+def check(snapshot: ProcessSnapshot) -> dict[str, Any]:
+    """Return the plan of a snapshot of which all bytes are as they were written. Raises DamagedSnapshot."""
+    plan = told_of(snapshot)
+    try:
+        for rank, digests in plan["digests"].items():
+            own = folder_of(snapshot.path, int(rank))
+            try:
+                indexes = _indexed(digests, own)
+                for name, digest in digests.items():
+                    if name in indexes:
+                        found = _put_together(snapshot.path, int(rank), name)
+                    else:
+                        found = _digest(own, name)
+                    _compare(snapshot, int(rank), name, (found, digest))
+            finally:
+                os.close(own)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise DamagedSnapshot(f"{snapshot.path} can't be read: {error}.") from error
     return plan
 
@@ -375,7 +474,7 @@ def _images(
     """
     own = folder_of(snapshot.path, rank)
     stack.callback(os.close, own)
-    indexes = {name for name in digests if f"{name}{INDEX}" in os.listdir(own)}
+    indexes = _indexed(digests, own)
     folder = own
     if indexes and within is None:
         folder = stack.enter_context(nameless_folder())
@@ -388,19 +487,33 @@ def _images(
             found = _put_together(snapshot.path, rank, name, folder)
         else:
             found = _digest(own, name, Path(f"/proc/self/fd/{folder}/{name}") if indexes else None)
-        if found != digest:
-            raise DamagedSnapshot(f"{snapshot.path / f'rank-{rank}' / name} is not what was written.")
+        _compare(snapshot, rank, name, (found, digest))
     return folder
 
 
-def _put_together(path: Path, rank: int, name: str, folder: int) -> str:
-    """Write an image of pages into a folder; return its digest. Raises OSError."""
+def _indexed(digests: Mapping[str, str], folder: int) -> set[str]:
+    """Return which of a rank's images are pages that are elsewhere."""
+    there = set(os.listdir(folder))
+    return {name for name in digests if f"{name}{INDEX}" in there}
+
+
+def _compare(snapshot: ProcessSnapshot, rank: int, name: str, digests: tuple[str, str]) -> None:
+    if digests[0] != digests[1]:
+        raise DamagedSnapshot(f"{snapshot.path / f'rank-{rank}' / name} is not what was written.")
+
+
+def _put_together(path: Path, rank: int, name: str, folder: int | None = None) -> str:
+    """Return the digest of an image of pages, which is written into a folder on the way. Raises OSError."""
     index = read_index(path / f"rank-{rank}" / f"{name}{INDEX}")
     digest = xxhash.xxh3_128()
-    with open(f"/proc/self/fd/{folder}/{name}", "xb") as file:
+    with contextlib.ExitStack() as stack:
+        file = None
+        if folder is not None:
+            file = stack.enter_context(open(f"/proc/self/fd/{folder}/{name}", "xb"))
         for piece in pieces(path.parent / PAGES, index):
             digest.update(piece)
-            file.write(piece)
+            if file is not None:
+                file.write(piece)
     return digest.hexdigest()
 
 
@@ -427,7 +540,7 @@ def _index(folder: int, name: str, adding: Adding, to: Path) -> str:
     digest = xxhash.xxh3_128()
     with _opened(folder, name) as file:
         to.write_bytes(adding.index(file, digest).tobytes())
-    _sync(to)
+    sync(to)
     return digest.hexdigest()
 
 
@@ -439,7 +552,8 @@ def _bytes_on_disk(path: Path) -> int:
     return sum(one.stat().st_blocks * BLOCK for one in path.rglob("*"))
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Have a file, or the names in a folder, be on the disk. Raises OSError."""
     file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         os.fsync(file)

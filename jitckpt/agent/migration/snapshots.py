@@ -18,6 +18,7 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from jitckpt.agent.migration.callers import STATUS_FAILED
 from jitckpt.agent.migration.host_dumps import DUMPS, HostDumps
 from jitckpt.agent.migration.host_part import DONE, FAILURES, HostPart, Place
+from jitckpt.agent.migration.led_copies import LedCopies
 from jitckpt.agent.migration.move import LIMIT, MoveError
 from jitckpt.agent.migration.shelf import Size
 from jitckpt.agent.migration.suspending import SLOWEST_DISK, TRIES
@@ -53,14 +54,15 @@ class ProcessSnapshots(HostPart):
         say: Callable[[str], None],
         gone_back_to: int | None,
         hosts: Hosts | None = None,
+        copies: LedCopies | None = None,
     ) -> None:
         """every: seconds from one to the next; inf: only when somebody wants the job to be suspended.
 
-        gone_back_to: the step of the snapshot that they come from. Raises OSError.
+        gone_back_to: the step of the snapshot that they come from. copies: on other hosts. Raises OSError.
         """
         super().__init__(dumps, place)
         self._shelf, self._every, self._log, self._say = dumps.shelf, every, log, say
-        self._hosts = hosts
+        self._hosts, self._copies = hosts, copies
         self._others = frozenset(() if hosts is None else range(1, len(hosts.all)))
         self._begun = time.monotonic()
         self._phase: Phase = "idle"
@@ -93,8 +95,9 @@ class ProcessSnapshots(HostPart):
     @property
     def next_look(self) -> float | None:  # type: ignore[override]
         """When `look` should be called, if nothing happens before."""
+        copies = self._copies is not None and self._copies.is_under_way
         match self._phase:
-            case "idle" if self._wanted:
+            case _ if copies or (self._phase == "idle" and self._wanted):
                 return time.monotonic() + LOOK_SECONDS
             case "idle":
                 return None if self._off or self._due == inf else self._due
@@ -109,6 +112,8 @@ class ProcessSnapshots(HostPart):
     def look(self) -> None:
         """Ask for a snapshot if it is time to, and see what has not been done in time."""
         now = time.monotonic()
+        if self._copies is not None:
+            self._copies.look()
         late = f"host {', '.join(map(str, sorted(self._awaited)))}"
         match self._phase:
             case "idle" if not self._off and (self._wanted or (self._due is not None and now >= self._due)):
@@ -146,12 +151,16 @@ class ProcessSnapshots(HostPart):
                     self._tell(agents.ForgetSnapshots())
                     self._shelf.settle()
                     self._shelf.forget()
+                    if self._copies is not None:
+                        self._copies.forget()
             case "rested" if self._gone_back_to is not None:
                 step, self._gone_back_to = self._gone_back_to, None
                 self._due = time.monotonic() + self._every
                 seconds = time.monotonic() - self._begun
                 self._log.write("gone_back", step=step, seconds=seconds)
                 self._say(f"all ranks go on from the snapshot after step {step} ({seconds:.2f} s).")
+                if self._copies is not None:  # another host may have taken the place of one that had some
+                    self._copies.copy_newest()
             case "held":
                 self._held_at = time.monotonic()
             case "rested" if self._pauses:
@@ -196,6 +205,8 @@ class ProcessSnapshots(HostPart):
                 self._is_put(host, size, OSError(f"{why} (host {host})") if why else None)
             case agents.AskSuspension():
                 self._want_suspension()
+            case agents.SnapshotCopied() as copied if self._copies is not None:
+                self._copies.hear(host, copied)
             case agents.EndAwaited(name) if (name, self._phase) == (self._name, "ending"):
                 self._hears_of_end(host)
 
@@ -367,6 +378,9 @@ class ProcessSnapshots(HostPart):
         )
         if self._holds:
             self._await_all()
+        elif self._copies is not None:
+            self._copies.tidy()
+            self._copies.copy_newest()
 
     def _hold_no_more(self, why: str) -> None:
         """The job is not suspended; the ranks, which are held, go on."""
