@@ -1,7 +1,9 @@
 """`jitckpt run --snapshot-copies`: a host is lost with its disk, and its part of a snapshot is on another."""
 
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -110,6 +112,39 @@ def test_a_host_that_is_lost_with_half_a_copy_has_all_go_back_to_the_one_before(
     said = job.finish_all()
     assert [*job.finals, *job.logs] == undisturbed_job, said
     assert [event["step"] for event in job.events("gone_back")] == [8]
+
+
+def test_the_leader_is_lost_with_half_a_copy_and_then_a_rank_is_killed(
+    launcher: Launcher, four_hosts: Namespaces, disks: Path, undisturbed_job: list[str]
+) -> None:
+    """What the host that is left has of a newer snapshot, and nobody goes back to, is of no use later."""
+    job = HostsJob(launcher, four_hosts, disks, *COPIES)
+    job.snapshot()
+    job.wait_for("snapshot_copied")
+    with four_hosts.slowed(1, 8_000_000):
+        job.go_to(13)
+        job.wait_for("snapshot", 2)
+        coming = disks / "0" / "copies-of-snapshots" / "host-1"
+        launcher.wait_until(lambda: list(coming.glob("unfinished-*")) != [])
+        job.lose_host(0)
+    shutil.rmtree(disks / "0")
+    job.start_host(0)
+    job.process = job.agents[0]
+    assert job.wait_for("gone_back")["step"] == 8
+    job.wait_for("snapshot_copied")
+    job.go_to(20)
+    newest = job.wait_for("snapshot")["step"]
+    os.kill(script_of(four_hosts.processes(1)), signal.SIGKILL)
+    assert job.wait_for("gone_back", 2)["step"] == newest
+    said = job.finish_all()
+    assert [*job.finals, *job.logs] == undisturbed_job, said
+
+
+def script_of(processes: list[int]) -> int:
+    """Return which of these processes is a rank."""
+    commands = {pid: Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0") for pid in processes}
+    (rank,) = (pid for pid, words in commands.items() if words[1:2] == [b"-u"] and len(words) == 4)
+    return rank
 
 
 def test_a_host_without_room_for_a_copy_is_named_and_all_goes_on(

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import docs_tables
 import pytest
+from torch.distributed.run import get_args_parser
 
 from jitckpt.cli import COMMANDS
+from jitckpt.cli.run_options import run_parser
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
@@ -92,3 +94,18 @@ def test_tests_that_proofs_name_are_there() -> None:
     }
     assert named
     assert [name for name in sorted(named) if not (ROOT / name).exists()] == []
+
+
+def test_the_reference_names_all_of_our_options_and_all_events_of_snapshots() -> None:
+    pages = "\n".join(path.read_text() for path in DOCS.rglob("*.md"))
+    torchs = {word for action in get_args_parser()._actions for word in action.option_strings}
+    ours = {word for action in run_parser()._actions for word in action.option_strings} - torchs
+    assert [word for word in sorted(ours) if word.startswith("--") and word not in pages] == []
+    written = {
+        name
+        for path in (ROOT / "jitckpt").rglob("*.py")
+        for name in re.findall(r"log\.write\(\s*\"(\w*snapshot\w*)\"", path.read_text())
+    }
+    timeline = (DOCS / "reference" / "timeline.md").read_text()
+    assert "snapshot_copied" in written
+    assert [name for name in sorted(written) if name not in timeline] == []

@@ -247,3 +247,18 @@ def test_nothing_is_taken_from_one_that_not_all_hosts_had(tmp_path: Path) -> Non
     put(shelf, 12, "a x", called="third")
     shelf.all_have()
     assert read(shelf.newest) == (12, "a x")
+
+
+def test_nothing_is_taken_from_one_that_was_not_gone_back_to(tmp_path: Path) -> None:
+    """Another host had lost it; it goes as the one before it has copies."""
+    shelf = Shelf(tmp_path, JOB, several="mark")
+    for step, pages in ((4, "a b"), (8, "a x")):
+        put(shelf, step, pages, called=f"{step}")
+        shelf.all_have()
+    shelf.agree_on([(4, "4")])
+    shelf.begin_copying((4, "4"))
+    shelf.end_copying((4, "4"), made=True)
+    assert [path.name for path in tmp_path.glob("snapshot-*")] == ["snapshot-0000000004"]
+    put(shelf, 12, "a x", called="12")
+    shelf.all_have()
+    assert read(shelf.newest) == (12, "a x")

@@ -105,6 +105,7 @@ class Shelf:
         self._copied: Named | None = None  # that is just being copied there
         self._refused: list[tuple[ProcessSnapshot, str]] = []
         self._pages = Pages(directory / PAGES)
+        self._last: Path | None = None  # that was put
         self._sort_out()
         self._remove_unfinished()
         self._give_back()
@@ -160,9 +161,9 @@ class Shelf:
         def work() -> None:
             size, error = Size(0, 0, 0), None
             own = {"whose": self._whose, "mark": self.mark, "made": time.time()}
+            self._last = path = snapshot_path(self.directory, draft.step)
             try:
                 images, stored = draft.finish({**plan, **own}, self._pages)
-                path = snapshot_path(self.directory, draft.step)
                 shutil.rmtree(path, ignore_errors=True)
                 draft.path.rename(path)
                 sync(self.directory)
@@ -223,11 +224,12 @@ class Shelf:
             put, self._put = self._put, None
         if put is not None:
             shutil.rmtree(put.path, ignore_errors=True)
-            self._pages.forget()  # those that are known go with it
             self._give_back()
 
     def _give_back(self) -> None:
         """Give pages back to the disk that no snapshot has any more."""
+        if self._last is not None and not self._last.exists():
+            self._pages.forget()  # those that are known are its own, and go with it
         with contextlib.suppress(OSError):  # they can't be read, so nothing of them is given back
             self._pages.keep(self._indexes())
 
