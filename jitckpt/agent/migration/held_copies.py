@@ -57,9 +57,9 @@ class HeldCopies:
     def __init__(self, directory: Path) -> None:
         """directory: this host's, for checkpoints."""
         self._directory, self._folder = directory, directory / FOLDER
-        self._lock = threading.Lock()
+        self._lock = threading.Lock()  # never held while a disk is waited for
         self._held: dict[Copied, ProcessSnapshot] = {}
-        self._coming: set[int] = set()  # of which hosts something comes just now
+        self._busy: set[int] = set()  # hosts in whose folders something comes or goes
         self._forgets = 0  # how often all were given up
         for folder in of_hosts(self._folder):
             for path in folder.glob(f"{UNFINISHED}*"):
@@ -87,28 +87,31 @@ class HeldCopies:
     def keep(self, named: Collection[Named]) -> None:
         """Give up those of other snapshots than these, which are whole on all hosts, and of what may come.
 
-        Where one of a host's comes just now, its others stay until the next time.
+        Where one of a host's comes just now, its older ones stay until the next time.
         """
-        with self._lock:
-            for folder in of_hosts(self._folder):
-                place = int(folder.name.removeprefix(HOST))
-                if place in self._coming:
-                    continue
-                of_host = [one for one in self._held if one[0] == place]
-                for copied in copied_snapshots.given_up(of_host, self._left, named):
-                    del self._held[copied]
-                stay = {one.path for one in self._held.values()}
+        for folder in of_hosts(self._folder):
+            place = int(folder.name.removeprefix(HOST))
+            if not self._begins(place):
+                continue
+            try:
+                with self._lock:
+                    of_host = [one for one in self._held if one[0] == place]
+                    for copied in copied_snapshots.given_up(of_host, self._left, named):
+                        del self._held[copied]
+                    stay = {one.path for one in self._held.values()}
                 for one in left(folder):
                     if one.path not in stay:
                         shutil.rmtree(one.path, ignore_errors=True)
                 _give_back(folder)
+            finally:
+                self._ends(place)
 
     def forget(self) -> None:
         """None is of any use any more, nor what comes just now."""
         with self._lock:
             self._held.clear()
             self._forgets += 1
-            shutil.rmtree(self._folder, ignore_errors=True)
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     async def serve(
         self, reserve: Callable[[], int], reader: asyncio.StreamReader, writer: asyncio.StreamWriter
@@ -130,7 +133,7 @@ class HeldCopies:
             writer.write(visiting.encode(Refused(strerror or str(error) or "it takes too long")))
         await writer.drain()
         while await asyncio.wait_for(reader.read(PIECE), PATIENCE):
-            """Who still sends reads the answer after that."""
+            pass  # who still sends reads the answer after that
 
     # What comes.
 
@@ -148,7 +151,7 @@ class HeldCopies:
         if await asyncio.to_thread(self._is_own, put):
             raise LinkError("it has the same checkpoint directory")
         async with asyncio.timeout(PATIENCE):
-            while not self._begins(put.place):  # what came in the start before ends just now
+            while not self._begins(put.place):  # what came in the start before ends, or older ones go
                 await asyncio.sleep(LOOK_SECONDS)
         forgets, folder = self._forgets, self._folder / f"{HOST}{put.place}"
         coming = ComingPart(folder, put.step, put.name, put.files)
@@ -159,28 +162,33 @@ class HeldCopies:
             await receive_files(reader, coming.opened, PATIENCE)
             snapshot = await asyncio.to_thread(coming.finish)
             with self._lock:
-                if self._forgets != forgets:
-                    shutil.rmtree(snapshot.path, ignore_errors=True)
-                    raise LinkError("all snapshots were given up meanwhile")
-                self._held[copied] = snapshot
+                if self._forgets == forgets:
+                    self._held[copied] = snapshot
+            if copied not in self.held:
+                await asyncio.to_thread(shutil.rmtree, snapshot.path, ignore_errors=True)
+                raise LinkError("all snapshots were given up meanwhile")
             writer.write(visiting.encode(VisitDone()))
         except DamagedSnapshot as error:
             writer.write(visiting.encode(CameDamaged(str(error))))
         finally:
             # Not waited for: this may be cancelled, and a disk takes its time.
-            asyncio.get_running_loop().run_in_executor(None, self._ends, put.place, coming)
+            asyncio.get_running_loop().run_in_executor(None, self._drop, put.place, coming)
 
     def _begins(self, place: int) -> bool:
+        """Return whether this host's folder is the caller's from now on, until `_ends`."""
         with self._lock:
-            if place in self._coming:
+            if place in self._busy:
                 return False
-            self._coming.add(place)
+            self._busy.add(place)
             return True
 
-    def _ends(self, place: int, coming: ComingPart) -> None:
+    def _drop(self, place: int, coming: ComingPart) -> None:
         coming.drop()
+        self._ends(place)
+
+    def _ends(self, place: int) -> None:
         with self._lock:
-            self._coming.discard(place)
+            self._busy.discard(place)
 
     def _is_own(self, put: PutSnapshot) -> bool:
         """Return whether the very part lies in this host's directory."""

@@ -275,10 +275,11 @@ class Shelf:
 
     @property
     def images(self) -> int:
-        """The bytes of the images of the newest."""
-        if (newest := self.newest) is None:
-            return 0
-        sizes = {path: path.stat().st_size for path in newest.path.glob("rank-*/*")}
+        """The bytes of the images of the newest; 0 if they are not known."""
+        sizes: dict[Path, int] = {}
+        if (newest := self.newest) is not None:
+            with contextlib.suppress(OSError):
+                sizes = {path: path.stat().st_size for path in newest.path.glob("rank-*/*")}
         return sum(
             size // INDEX_BYTES * PAGE if path.suffix == INDEX else size for path, size in sizes.items()
         )
