@@ -213,8 +213,9 @@ def test_every_job_ends_and_no_save_is_cut_short(simulation: Simulation) -> None
         assert outcome in (Outcome.INTERRUPTED, Outcome.SUCCEEDED)
     elif job.ending_since is not None or exit_codes != {0}:
         assert outcome is (Outcome.RESTART if job.restarts_left else Outcome.FAILED)
-    elif not any(rank.dying for rank in job.ranks):
-        # Of one that is told dead and then exits with 0, decide() says success or failure as others stand.
+    elif not any(rank.dying or rank.raised for rank in job.ranks):
+        # Of one that is told dead, or to have raised, and then exits with 0, decide() says success or failure
+        # as others stand.
         assert outcome is Outcome.SUCCEEDED
     if outcome is Outcome.SUCCEEDED:
         assert exit_codes == {0}
