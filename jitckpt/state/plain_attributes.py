@@ -187,7 +187,7 @@ class PlainAttributes:
         seen, by_value, has_changed = Seen(), [], False
         visited: set[int] = set()
         looked_at = {
-            (path, name): value
+            (path, name)
             for path, (owner, may_keep) in self._owners.items()
             for name, value in [*vars(owner).items()]
             if (path, name) not in self._dropped and may_keep(name, value)

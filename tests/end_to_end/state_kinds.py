@@ -317,41 +317,32 @@ def perturbed_through_data(training: Training) -> None:
     training.loss = loss
 
 
-@kind
-def a_group_that_is_added(training: Training) -> None:
+def _adding_a_group(training: Training, at: int) -> Callable[[int], None]:
+    """Have the optimizer begin with one layer; return what adds the other one in an iteration."""
     training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
 
-    def before(step: int) -> None:
-        if step == 4:
+    def add(step: int) -> None:
+        if step == at:
             added = list(training.net[0].parameters())  # type: ignore[index]
             training.optimizer.add_param_group({"params": added, "lr": 0.001})
 
-    training.before = before
+    return add
+
+
+@kind
+def a_group_that_is_added(training: Training) -> None:
+    training.before = _adding_a_group(training, 4)
 
 
 @kind
 def a_group_that_is_added_in_the_iteration_that_is_made_again(training: Training) -> None:
     """The script adds it in both: the restart has brought it back by then."""
-    training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
-
-    def before(step: int) -> None:
-        if step == DIES:
-            added = list(training.net[0].parameters())  # type: ignore[index]
-            training.optimizer.add_param_group({"params": added, "lr": 0.001})
-
-    training.before = before
+    training.before = _adding_a_group(training, DIES)
 
 
 @kind
 def a_group_that_is_added_behind_the_step(training: Training) -> None:
-    training.optimizer = torch.optim.Adam(training.net[2].parameters(), lr=0.01)  # type: ignore[index]
-
-    def after(step: int) -> None:
-        if step == DIES - 1:
-            added = list(training.net[0].parameters())  # type: ignore[index]
-            training.optimizer.add_param_group({"params": added, "lr": 0.001})
-
-    training.after = after
+    training.after = _adding_a_group(training, DIES - 1)
 
 
 def _replace(training: Training, grown: int) -> None:
