@@ -22,7 +22,7 @@ from jitckpt.state import parallel, plain_values
 from jitckpt.state.plain_values import AS_BUILT, SCALARS, Built, NotPlain, Place, TensorMark, TooMuch
 
 # What torch's own class keeps, beside all that begins with _ and names hooks.
-OF_TORCH = frozenset({"state", "param_groups", "defaults", "step"})
+OF_TORCH = frozenset({"state", "param_groups", "defaults", "step", "add_param_group"})
 DEPTH = 3  # to which objects of other classes are looked into
 MOST_VALUES = 100_000  # in one attribute: as many take a tenth of a second
 OPAQUE = (nn.Module, Optimizer, type, types.ModuleType, types.FunctionType, types.MethodType)

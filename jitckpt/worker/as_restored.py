@@ -19,6 +19,7 @@ from jitckpt.state import tensors_seen
 from jitckpt.state.host_state import HostState, Shared
 
 AT_A_TIME = 1 << 20  # elements, of which 16 bytes each are needed meanwhile
+ADD = "add_param_group"
 WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -97,24 +98,39 @@ def _are_same(one: Encoded, other: Encoded) -> bool:
     return all(here.device.type != "cpu" or torch.equal(here, there) for here, there in pairs)
 
 
-def add_no_group_twice(optimizer: Any) -> None:
-    """Have a group that the restart has brought back stay as it is, where the script adds it once more."""
-    add = optimizer.add_param_group
+class AddIfNew:
+    """An optimizer's add_param_group, but for groups that it has by now."""
 
-    def add_if_new(param_group: dict[str, Any]) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+        self._add = optimizer.add_param_group
+        self._of_object = {name: own for name, own in vars(optimizer).items() if name == ADD}
+        vars(optimizer)[ADD] = self
+
+    def __call__(self, param_group: dict[str, Any]) -> None:
         given = param_group["params"]
         parameters = [given] if isinstance(given, Tensor) else [*given]
         tensors = [one[1] if isinstance(one, tuple) else one for one in parameters]
-        known = {id(one) for group in optimizer.param_groups for one in group["params"]}
+        known = {id(one) for group in self._optimizer.param_groups for one in group["params"]}
         if not (tensors and known.issuperset(map(id, tensors))):
-            add({**param_group, "params": parameters})
+            self._add({**param_group, "params": parameters})
 
-    optimizer.add_param_group = add_if_new
+    def end(self) -> None:
+        """Let the optimizer add as ever."""
+        del vars(self._optimizer)[ADD]
+        vars(self._optimizer).update(self._of_object)
+
+
+def add_no_group_twice(optimizer: Optimizer) -> None:
+    """Have a group that the restart has brought back stay as it is, where the script adds it once more."""
+    if not isinstance(vars(optimizer).get(ADD), AddIfNew):
+        AddIfNew(optimizer)
 
 
 def add_groups_as_ever(optimizer: Optimizer) -> None:
     """End what add_no_group_twice does."""
-    vars(optimizer).pop("add_param_group", None)
+    if isinstance(add := vars(optimizer).get(ADD), AddIfNew):
+        add.end()
 
 
 def add_no_group_twice_before_a_step(optimizers: Sequence[Optimizer]) -> None:

@@ -1,6 +1,7 @@
 """An optimizer's state: by the parameters' names, and with all that lies beside it."""
 
 import json
+import types
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from typing import Any
@@ -347,6 +348,23 @@ def test_groups_that_a_restart_has_are_added_once_and_only_until_its_first_step(
     step(model, optimizer)
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [*model[1].parameters()]})
+
+
+def test_that_groups_are_added_once_leaves_nothing_and_is_no_change() -> None:
+    model = net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    optimizer.add_param_group = own = types.MethodType(torch.optim.SGD.add_param_group, optimizer)  # type: ignore[method-assign]
+    as_restored.add_no_group_twice_before_a_step([optimizer])
+    host = host_of(model, optimizer)
+    looked = as_restored.AsRestored(host)
+    looked.end()
+    assert vars(optimizer)["add_param_group"] is own
+    as_restored.add_no_group_twice_before_a_step([optimizer])
+    host.shared()
+    step(model, optimizer)
+    assert vars(optimizer)["add_param_group"] is own
+    assert not host.shared().optimizers[0].beside.tree
+    assert host.optimizers[0].problems() == []
 
 
 @pytest.mark.parametrize("unshared", [False, True])
