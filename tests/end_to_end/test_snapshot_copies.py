@@ -100,10 +100,10 @@ def test_a_host_that_is_lost_with_half_a_copy_has_all_go_back_to_the_one_before(
     job = HostsJob(launcher, four_hosts, disks, *COPIES)
     job.snapshot()
     job.wait_for("snapshot_copied")
-    with four_hosts.slowed(0, 8_000_000):
+    with four_hosts.slowed(1, 8_000_000):
         job.go_to(13)
         job.wait_for("snapshot", 2)
-        coming = disks / "1" / "copies-of-snapshots" / "host-0"
+        coming = disks / "0" / "copies-of-snapshots" / "host-1"
         launcher.wait_until(lambda: list(coming.glob("unfinished-*")) != [])
         job.lose_host(1)
     assert len(job.events("snapshot_copied")) == 1
@@ -121,10 +121,10 @@ def test_the_leader_is_lost_with_half_a_copy_and_then_a_rank_is_killed(
     job = HostsJob(launcher, four_hosts, disks, *COPIES)
     job.snapshot()
     job.wait_for("snapshot_copied")
-    with four_hosts.slowed(1, 8_000_000):
+    with four_hosts.slowed(0, 8_000_000):
         job.go_to(13)
         job.wait_for("snapshot", 2)
-        coming = disks / "0" / "copies-of-snapshots" / "host-1"
+        coming = disks / "1" / "copies-of-snapshots" / "host-0"
         launcher.wait_until(lambda: list(coming.glob("unfinished-*")) != [])
         job.lose_host(0)
     shutil.rmtree(disks / "0")
@@ -132,7 +132,7 @@ def test_the_leader_is_lost_with_half_a_copy_and_then_a_rank_is_killed(
     job.process = job.agents[0]
     assert job.wait_for("gone_back")["step"] == 8
     job.wait_for("snapshot_copied")
-    job.go_to(20)
+    job.go_to(job.wait_for("snapshot_wanted")["step"] + 1)
     newest = job.wait_for("snapshot")["step"]
     os.kill(script_of(four_hosts.processes(1)), signal.SIGKILL)
     assert job.wait_for("gone_back", 2)["step"] == newest
