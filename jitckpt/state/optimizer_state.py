@@ -523,15 +523,23 @@ def states_of(
     find: Find = lambda name: None,
     wrappers: Sequence[object] = (),
 ) -> list[OptimizerState]:
-    """Return the state of an optimizer and of those that it keeps in its attributes (such as Lookahead's)."""
-    attributes = [ChangedAttributes(one, optimizer, wrappers) for one in (optimizer, *wrappers)]
-    found = [OptimizerState(optimizer, name, names=names, find=find, attributes=attributes)]
+    """Return the state of an optimizer and of those that it has inside."""
+    found = []
+    for called, one in with_inner(optimizer, name):
+        around = wrappers if one is optimizer else ()
+        attributes = [ChangedAttributes(each, one, around) for each in (one, *around)]
+        found.append(OptimizerState(one, called, names=names, find=find, attributes=attributes))
+    return found
+
+
+def with_inner(optimizer: Optimizer, name: str) -> Iterator[tuple[str, Optimizer]]:
+    """Yield an optimizer and those that it keeps in its attributes (such as Lookahead's), by their names."""
+    yield name, optimizer
     if type(optimizer).__module__.startswith("torch.") or _has_own_dict(optimizer):
-        return found  # torch's own are known; one with a state_dict of its own says there what is inside
+        return  # torch's own are known; one with a state_dict of its own says there what is inside
     for attribute, inner in inside(optimizer):
         if inner.state is not optimizer.state:
-            found += states_of(inner, f"{name}.{attribute}", names=names, find=find)
-    return found
+            yield from with_inner(inner, f"{name}.{attribute}")
 
 
 def inside(owner: object) -> Iterator[tuple[str, Optimizer]]:

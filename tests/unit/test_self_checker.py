@@ -130,7 +130,22 @@ class Copies:
         return number == 1
 
 
-def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+class Around(torch.optim.Optimizer):
+    """Has another one inside, and no state_dict of its own."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__([one for group in inner.param_groups for one in group["params"]], {})
+        self.inner, self.done = inner, 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.inner.step()
+        self.done += 1
+
+
+@pytest.mark.parametrize("is_around_another", [False, True])
+def test_the_scripts_objects_are_looked_at_by_its_own_thread(
+    monkeypatch: pytest.MonkeyPatch, is_around_another: bool
+) -> None:
     """The other thread would see them in the middle of a later step."""
     monkeypatch.setattr(checker, "HostCopies", Copies)
     looked: list[threading.Thread] = []
@@ -142,7 +157,8 @@ def test_the_scripts_objects_are_looked_at_by_its_own_thread(monkeypatch: pytest
 
     monkeypatch.setattr(NotGiven, "look", watched)
     model = nn.Linear(4, 2)
-    optimizer = torch.optim.Adam(model.parameters())
+    optimizer: torch.optim.Optimizer = torch.optim.Adam(model.parameters())
+    optimizer = Around(optimizer) if is_around_another else optimizer
     host = HostState(model=model, optimizers=[optimizer], schedulers=[], scaler=None, extra=None, device=None)
     history = History(host)
     reported: list[protocol.WorkerMessage] = []

@@ -115,7 +115,7 @@ class SelfChecker:
         try:
             self._fresh = FreshCopy(
                 model=model,
-                optimizers=self._optimizers,
+                optimizers=host.given,
                 schedulers=self._schedulers,
                 scaler=host.scaler,
                 kept=[*host.kept.schedulers],

@@ -21,6 +21,7 @@ from jitckpt.encoding.tree_codec import Json
 from jitckpt.state import host_state, parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept import Kept
+from jitckpt.state.optimizer_state import with_inner
 from jitckpt.state.schedules import Stateful
 from jitckpt.state.unwrapping import unwrapped
 from jitckpt.worker.self_check.comparison import Described, TooManyError
@@ -43,7 +44,9 @@ class FreshCopy:
         kept: Sequence[str] = (),
         limit: int | None,
     ) -> None:
-        """kept: what the last of the schedulers are called, as far as jitckpt.init was not given them.
+        """optimizers: without those that these have inside, of which copies are made as well.
+
+        kept: what the last of the schedulers are called, as far as jitckpt.init was not given them.
 
         limit: bytes of tensors of which the values are kept and compared, the smallest first; None: all.
 
@@ -55,7 +58,7 @@ class FreshCopy:
         self.names: dict[int, str] = {}  # of parameters, by id, of the training's and of the copies
         self._places: dict[tuple[Any, ...], Tensor] = {}
         self.module = unwrapped(model)
-        self._copy_parameters(optimizers)
+        self._copy_parameters([each for one in optimizers for _, each in with_inner(one, "")])
         self.copy = self._skeleton(self.module)
         self._memo[id(model)] = self.copy
         copied: list[list[Any]] = []
@@ -64,19 +67,19 @@ class FreshCopy:
                 copied.append([self._object(one) for one in objects])
         except TooManyError as error:
             raise TypeError(str(error)) from error
-        self.optimizers: list[Optimizer] = copied[0]
         self.schedulers: list[Stateful] = copied[1]
         self.scaler: Any = copied[2][0]
         given = len(self.schedulers) - len(kept)
         self.host = HostState(
             model=self.copy,
-            optimizers=self.optimizers,
+            optimizers=copied[0],
             schedulers=self.schedulers[:given],
             scaler=self.scaler,
             extra=None,
             device=None,
             kept=Kept(dict(zip(kept, copied[1][given:], strict=True))),
         )
+        self.optimizers = [one.optimizer for one in self.host.optimizers]
         self._built = [_entries(parallel.own_state(one)) for one in self.optimizers]
 
     def restore(self, document: Mapping[str, Json], tensors: Mapping[str, Tensor]) -> None:
