@@ -71,9 +71,11 @@ class ChangedAttributes:
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed by now, by name; what can't be saved is put into `problems` once."""
-        known, there = self._known(), set()
+        known, there = set[int](), set()
         for name, value in self._attributes():
             there.add(name)
+            if not known and type(value) not in SCALARS:  # of torch's own optimizers none is as a rule
+                known = self._known()
             try:
                 mark = _mark(value, known)
                 if not plain_values.is_same(mark, self._marks.get(name, _UNKNOWN)):
