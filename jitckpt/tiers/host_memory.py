@@ -36,11 +36,13 @@ _WORD = struct.Struct("<Q")
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
 # By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again; and 1
 # while it sends something, so that the rank says in the word before when it uses the network itself. By the
-# rank again: microseconds that its device's stream has waited for copies to be made.
-WORDS = tuple(8 * number for number in range(1, 21))
+# rank again: microseconds that its device's stream has waited for copies to be made; bytes that were copied
+# where (worker/saving/in_spans.py); microseconds of a minibatch that carries what.
+WORDS = tuple(8 * number for number in range(1, 29))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
 RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
-GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:]
+GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:20]
+COPIED, STEP_TIMES = WORDS[20:25], WORDS[25:]
 
 
 def create() -> int:
