@@ -48,6 +48,12 @@ class Beside(StrEnum):
     COMMUNICATION = "communication"
 
 
+AT_ONCE, LATE = "at once", "late"  # as the minibatch begins; as the next optimizer step does
+WHERE = (*Beside, AT_ONCE, LATE)
+# What a minibatch carries: no snapshot, one that is copied at once, or one in spans.
+CARRIED = ("nothing", AT_ONCE, "in spans")
+
+
 @dataclass(frozen=True)
 class Profiled:
     """A minibatch by the device's clock, in seconds from its beginning.

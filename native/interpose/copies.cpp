@@ -32,13 +32,15 @@ watchdog::PiecesInTurn::Device device(cudaStream_t training) {
 
 }  // namespace
 
-void pass_point(watchdog::Mark mark) {
+void pass_point(watchdog::Mark mark, cudaStream_t called_on) {
   LibraryState& all = library();
   watchdog::DeviceWork& work = all.device;
   if (!work.in_turn.counts()) [[likely]]
     return;
   cudaStream_t const training = all.step_stream.load(std::memory_order_acquire);
-  if (watchdog::is_capturing(training)) return;
+  // What is captured runs later, where nobody passes here.
+  if (watchdog::is_capturing(training) || (called_on != training && watchdog::is_capturing(called_on)))
+    return;
   const auto recycle = [&work](watchdog::Event event) { work.times.give_back(event); };
   if (work.network.is_on())
     if (const auto event = work.times.record(training, work.streams.device_of(training)))

@@ -1,4 +1,5 @@
-// A snapshot's copies off the device, which begin where the training's stream comes to a point of its minibatch.
+// A snapshot's copies off the device, which begin where the training's stream comes to a point of its
+// minibatch.
 #pragma once
 #include <cuda_runtime_api.h>
 
@@ -18,8 +19,9 @@ struct Target {
   uint64_t value = 0;
 };
 
-// The training comes to another point of its minibatch, on the stream of its optimizer step.
-void pass_point(watchdog::Mark mark);
+// The training comes to another point of its minibatch, by a call on a stream. The point lies on that of its
+// optimizer step.
+void pass_point(watchdog::Mark mark, cudaStream_t called_on);
 
 // See jitckpt_copy_in_turn and jitckpt_copy_rest.
 bool begin(std::vector<watchdog::CopyPiece> pieces, const Target& target);

@@ -157,7 +157,7 @@ int jitckpt_step_begin(uint64_t step, void* stream) {
   const Passage passage(Gate::waits);
   library().step_thread.passes();
   copies::before_step(static_cast<cudaStream_t>(stream));
-  copies::pass_point(watchdog::Mark::step_begins);
+  copies::pass_point(watchdog::Mark::step_begins, static_cast<cudaStream_t>(stream));
   const int result = add_marker(step, stream, false);
   watchdog::this_thread().in_step = result == 0;
   return result;

@@ -98,7 +98,8 @@ void watch_or_postpone(ncclResult_t result, const std::vector<ObservedOperation>
       if (!begun.empty()) profile(operation.stream, !operation.exchanges.empty());
       watch(operation);
     }
-    if (operation.stream == library().step_stream) copies::pass_point(watchdog::Mark::wait_ends);
+    if (operation.stream == library().step_stream)
+      copies::pass_point(watchdog::Mark::wait_ends, operation.stream);
   }
   // Of what was postponed nobody knows when it ends.
   if (!begun.empty()) forget_begun();
@@ -158,7 +159,8 @@ void before_collective(cudaStream_t stream) {
   LibraryState& all = library();
   // A group is one point, at its first call. On the training's own stream that waits for the others.
   if (group.empty() && !is_inside_a_call(1))
-    copies::pass_point(stream == all.step_stream ? watchdog::Mark::wait_begins : watchdog::Mark::collective);
+    copies::pass_point(stream == all.step_stream ? watchdog::Mark::wait_begins : watchdog::Mark::collective,
+                       stream);
   if (!all.device.network.is_on() && !all.device.use.is_wanted()) [[likely]]
     return;
   const auto is_same = [&](const auto& one) { return one.first == stream; };
@@ -259,10 +261,12 @@ void cudaStreamCreateWithPriority(cudaError_t result, cudaStream_t* pStream, uns
 
 // Where the training's own stream waits it may be idle.
 void before_cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned int) {
-  if (stream == library().step_stream && !is_inside_a_call(0)) copies::pass_point(watchdog::Mark::wait_begins);
+  if (stream == library().step_stream && !is_inside_a_call(0))
+    copies::pass_point(watchdog::Mark::wait_begins, stream);
 }
 void cudaStreamWaitEvent(cudaError_t, cudaStream_t stream, cudaEvent_t, unsigned int) {
-  if (stream == library().step_stream && !is_inside_a_call(0)) copies::pass_point(watchdog::Mark::wait_ends);
+  if (stream == library().step_stream && !is_inside_a_call(0))
+    copies::pass_point(watchdog::Mark::wait_ends, stream);
 }
 
 void cudaStreamDestroy(cudaStream_t stream) {

@@ -1,6 +1,6 @@
 // When in a minibatch the job's own collectives are on the network, and when the training's stream comes to
-// them and waits, by the device's clock: for some minibatches, on order. What lies between collectives is free
-// for others (GEMINI's idle spans); where the stream waits the device is idle (REFT's bubbles).
+// them and waits, by the device's clock: for some minibatches, on order. What lies between collectives is
+// free for others (GEMINI's idle spans); where the stream waits the device is idle (REFT's bubbles).
 //
 // Pure bookkeeping: who asks the device, and what its events say, comes from outside. The events have times,
 // so they are not those of the watch list, which are asked in every step and are to be cheap.

@@ -1,5 +1,5 @@
-// Copies of a snapshot that are put on their stream as the host comes to certain points of the minibatch, each
-// to begin as the device comes there (REFT's HAS).
+// Copies of a snapshot that are put on their stream as the host comes to certain points of the minibatch,
+// each to begin as the device comes there (REFT's HAS).
 //
 // Points are numbered from 1 in each minibatch, as Mark has them; 0 is its beginning. Pure bookkeeping: what
 // reaches the device comes from outside. All of it is done under one lock, so that pieces come in order.

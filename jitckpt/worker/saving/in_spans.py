@@ -18,18 +18,14 @@ from torch import Tensor
 
 from jitckpt.bindings.interpose import Native
 from jitckpt.decisions import pace, snapshot_spans
-from jitckpt.decisions.snapshot_spans import MOST_TENSORS, Beside, CopyPart, Timeline
+from jitckpt.decisions.snapshot_spans import AT_ONCE, CARRIED, LATE, MOST_TENSORS, WHERE, CopyPart, Timeline
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import COPIED, STEP_TIMES
 
-AT_ONCE, LATE = "at once", "late"
 LATE_IN_A_ROW = 3  # snapshots of which something came late, after which nothing is known any more
 KEPT_TIMES = 32  # minibatches
 FIRST_MINIBATCHES = 3  # which take longer than the others
 HURRY = 3.0  # times a minibatch, or seconds if that is more: then no point is waited for any more
-
-# What a minibatch carries, in the order of the words: no snapshot, one that is copied at once, or in spans.
-CARRIED = ("nothing", AT_ONCE, "in spans")
 
 
 class MinibatchTimes:
@@ -60,9 +56,13 @@ class MinibatchTimes:
 
 @dataclass(frozen=True)
 class _UnderWay:
-    """The parts of a snapshot's copies, in their order, and when they are waited for no more."""
+    """The parts of a snapshot's copies, in their order, and when they are waited for no more.
+
+    held: what is copied; its memory has to stay as long as any of it is still to come.
+    """
 
     sizes: Sequence[tuple[str, int]]
+    held: Sequence[tuple[Tensor, Tensor]]
     until: float
 
 
@@ -150,7 +150,7 @@ class CopiesInSpans:
         patience = HURRY * max(1.0, 0.0 if timeline is None else timeline.seconds)
         sizes = [(part.beside or AT_ONCE, part.end - part.begin) for part in parts]
         with self._lock:
-            self._under_way = _UnderWay(sizes, time.monotonic() + patience)
+            self._under_way = _UnderWay(sizes, copies, time.monotonic() + patience)
         self._native.copy_in_turn(pieces, done, stream.cuda_stream)
         self._times.carries(CARRIED[2])
         self._count({AT_ONCE: others})
@@ -233,6 +233,3 @@ class CopiesInSpans:
             self._copied.update(sizes)
             for word, where in zip(COPIED, WHERE, strict=True):
                 host_memory.put_word(self._memory, word, self._copied[where])
-
-
-WHERE = (*Beside, AT_ONCE, LATE)  # in the order of the words

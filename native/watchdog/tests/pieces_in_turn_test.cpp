@@ -18,17 +18,16 @@ class PiecesInTurnTest : public testing::Test {
   PiecesInTurn turn;
   std::string seen;  // a letter for each call: | for a point, the piece's number, . for the end
   size_t refused = 99;
-  PiecesInTurn::Device device{
-      [this] { seen += '|'; },
-      [this](const CopyPiece& piece) {
-        if (piece.bytes == refused) return false;
-        seen += std::to_string(piece.bytes);
-        return true;
-      },
-      [this] {
-        seen += '.';
-        return true;
-      }};
+  PiecesInTurn::Device device{[this] { seen += '|'; },
+                              [this](const CopyPiece& piece) {
+                                if (piece.bytes == refused) return false;
+                                seen += std::to_string(piece.bytes);
+                                return true;
+                              },
+                              [this] {
+                                seen += '.';
+                                return true;
+                              }};
 };
 
 TEST_F(PiecesInTurnTest, each_comes_at_its_point_and_all_once) {
