@@ -217,10 +217,10 @@ def copies_in_words(found: Sequence[KeptShard]) -> list[str]:
         if not copied.total():
             continue
         shares = ", ".join(f"{size / copied.total():.0%} {where}" for where, size in copied.items() if size)
-        times = ", ".join(f"{seconds:.3g} s with {carried}" for carried, seconds in minibatch.items())
+        times = ", ".join(f"{carried} {seconds:.3g} s" for carried, seconds in minibatch.items())
         sentences.append(
             f"Job {job[:8]}: its snapshots left the device so: {shares}."
-            + (f" A minibatch takes {times}." if times else "")
+            + (f" A minibatch takes, by what it carries: {times}." if times else "")
         )
     return sentences
 
