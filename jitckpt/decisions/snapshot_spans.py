@@ -27,6 +27,7 @@ MOST_TENSORS = 150  # that are copied in spans; so many copies wait on a stream 
 COMPARED = (
     16  # minibatches with copies in spans and as many without, in turns, show whether spans slow it down
 )
+COMPARED_LATER = 8  # of so many snapshots one is copied at once, after that
 SLOWER = 0.02  # by so much, which is noticed
 MORE_THAN_CHANCE = 13  # of these pairs: by chance as many are slower in one of a hundred trainings
 
@@ -215,9 +216,14 @@ def _filled(
     return [(number, amount) for number, amount in zip(numbers, amounts, strict=True) if amount]
 
 
+def is_at_once(number: int, compares: bool) -> bool:
+    """Return whether the number-th snapshot is copied at once, to compare: every other one, later a few."""
+    return number % (2 if compares else COMPARED_LATER) == 1
+
+
 def is_slower(in_spans: Sequence[float], at_once: Sequence[float]) -> bool | None:
     """Return whether minibatches take longer with copies in spans than at once; None: not known yet."""
-    pairs = list(zip(in_spans, at_once, strict=False))[:COMPARED]
+    pairs = list(zip(reversed(in_spans), reversed(at_once), strict=False))[:COMPARED]  # the newest
     if len(pairs) < COMPARED:
         return None
     noticed = statistics.median(in_spans) > (1 + SLOWER) * statistics.median(at_once)

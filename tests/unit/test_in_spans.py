@@ -74,6 +74,8 @@ def test_nothing_is_put_off_where_nothing_is_known(memory: int) -> None:
     spans.found(FOUND)
     chosen = [bool(spans.choose(TENSORS)) for _ in range(4)]
     assert sorted(chosen) == [False, False, True, True], "by turns, to compare"
+    spans._compares = False
+    assert sum(bool(spans.choose(TENSORS)) for _ in range(16)) == 14
     spans.found(None)
     assert spans.choose(TENSORS) == spans.choose(TENSORS) == []
     spans.found(FOUND)

@@ -111,7 +111,7 @@ class CopiesInSpans:
             self._has_begun = True
             for seconds in self._times.seconds.values():
                 seconds.clear()  # minibatches of the beginning, and those that were profiled
-        if self._compares and self._number % 2:
+        if snapshot_spans.is_at_once(self._number, self._compares):
             return []
         largest = sorted(range(len(tensors)), key=lambda number: -tensors[number].nbytes)[:MOST_TENSORS]
         chosen = sorted(largest)
@@ -203,7 +203,7 @@ class CopiesInSpans:
         for word, carried in zip(STEP_TIMES, CARRIED, strict=True):
             if seconds[carried]:
                 host_memory.put_word(self._memory, word, int(median(seconds[carried]) * 1e6))
-        if not self._compares or not self._has_begun:
+        if self._off or not self._has_begun:
             return
         slower = snapshot_spans.is_slower(seconds[CARRIED[2]], seconds[CARRIED[1]])
         if slower is not None:
