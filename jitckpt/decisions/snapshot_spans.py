@@ -23,6 +23,7 @@ from jitckpt.decisions.idle_time import (
 )
 from jitckpt.decisions.traffic import Link, Span, profile_spans, schedule_traffic
 
+SHORTEST_SECONDS = 0.05  # of a minibatch: in 10 ms spans were slower, in 100 ms not (bench/snapshot_spans.py)
 MOST_TENSORS = 150  # that are copied in spans; so many copies wait on a stream that a host never has to
 COMPARED = (
     16  # minibatches with copies in spans and as many without, in turns, show whether spans slow it down

@@ -179,8 +179,8 @@ SNAPSHOT_SPANS = _one_of(
     "JITCKPT_SNAPSHOT_SPANS",
     "you",
     "worker",
-    "whether the memory tier copies off the device where that is idle first; 0: as fast as it goes",
-    choices=("1", "0"),
+    "whether the memory tier copies off the device where that is idle first; auto: from 50 ms on",
+    choices=("auto", "1", "0"),
 )
 HANG_TIMEOUT = _seconds(
     "JITCKPT_HANG_TIMEOUT",

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from jitckpt.bindings import behind_proxy
 from jitckpt.bindings.interpose import Native, stream_of
 from jitckpt.data.loop import Loop
 from jitckpt.decisions import cut, memory_wanted
@@ -57,11 +56,11 @@ from jitckpt.worker.ends import at_end
 from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
 from jitckpt.worker.in_place import proxy_faults
 from jitckpt.worker.reporter import Reporter
-from jitckpt.worker.saving import found, snapshots
+from jitckpt.worker.saving import found, in_spans, snapshots
 from jitckpt.worker.saving.beside import BesideTraining
 from jitckpt.worker.saving.found import Found, several_optimizers
 from jitckpt.worker.saving.history import History
-from jitckpt.worker.saving.in_spans import CopiesInSpans, MinibatchTimes
+from jitckpt.worker.saving.in_spans import CopiesInSpans
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.network import NetworkProfiler
 from jitckpt.worker.saving.outside_changes import OutsideChanges
@@ -379,12 +378,9 @@ class Protection:
         if torch.distributed.is_initialized():
             store = job_store()
             timeline = hear_first(store, "timeline", self._identity.rank, timeline)
-        times = None
-        if environment.SNAPSHOT_SPANS.get() == "1" and not behind_proxy.is_there():
-            times = MinibatchTimes(self._host.device)
-            self._spans = CopiesInSpans(
-                self._native, self._given.memory, times, sends=on_several_hosts(), warn=self._reporter.warn
-            )
+        self._spans = in_spans.wanted(
+            self._native, self._given.memory, self._host.device, on_several_hosts(), self._reporter.warn
+        )
         self.snapshots = Snapshots(
             snapshots.given(
                 self._given.memory, self._given.whole, self._cut_among(), self._arguments.replicas
@@ -395,7 +391,7 @@ class Protection:
             history=self._history,
             write_word=self._native.write_word,
             warn=self._reporter.warn,
-            times=times,
+            times=None if self._spans is None else self._spans.times,
             spans=self._spans,
         )
         return [self.snapshots]

@@ -25,7 +25,7 @@ def measured(steps: int, width: int) -> dict[str, dict[str, float]]:
         command = [sys.executable, "-m", "jitckpt", "run", "--device", "softgpu", "--nproc-per-node", "2"]
         command += ["--warm-spares", "0", "--checkpoint-dir", folder, "--memory-tier", "peer"]
         command += [str(TRAINING), "stages", "--steps", str(steps)]
-        environment = os.environ | {"WIDTH": str(width)}
+        environment = os.environ | {"WIDTH": str(width), "JITCKPT_SNAPSHOT_SPANS": "1"}
         subprocess.run(command, check=True, capture_output=True, env=environment)
         lines = map(json.loads, (Path(folder) / "events.jsonl").read_text().splitlines())
         *_, last = (event for event in lines if event["event"] == "memory_safe")

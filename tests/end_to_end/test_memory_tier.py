@@ -172,6 +172,7 @@ def test_snapshots_leave_the_device_where_it_is_idle_and_come_back_the_same(
 ) -> None:
     """A pipeline's stages wait for each other; other trainings are never idle, but compute."""
     monkeypatch.setenv("WIDTH", "256")
+    monkeypatch.setenv("JITCKPT_SNAPSHOT_SPANS", "1")  # its minibatches are short
     steps = ["--steps", "45"]
     expected = launcher.run(*RUN, TRAINING, form, "--unprotected", *steps)
     fault = "rank=1 step=40 phase=backward kind=kill"

@@ -57,7 +57,7 @@ def made(memory: int, *, sends: bool = False) -> tuple[CopiesInSpans, Any, Any, 
     library: Any = Library()
     times: Any = Times()
     warnings: list[str] = []
-    spans = CopiesInSpans(library, memory, times, sends=sends, warn=warnings.append)
+    spans = CopiesInSpans(library, memory, times, sends=sends, warn=warnings.append, shortest=0.5)
     spans._bytes_per_second = 1000.0
     return spans, library, times, warnings
 
@@ -76,8 +76,9 @@ def test_nothing_is_put_off_where_nothing_is_known(memory: int) -> None:
     assert sorted(chosen) == [False, False, True, True], "by turns, to compare"
     spans._compares = False
     assert sum(bool(spans.choose(TENSORS)) for _ in range(16)) == 14
-    spans.found(None)
-    assert spans.choose(TENSORS) == spans.choose(TENSORS) == []
+    for found in (None, Timeline(0.4, (Span(0.0, 0.2), Span(0.2, 0.2)), FOUND.beside)):
+        spans.found(found)
+        assert spans.choose(TENSORS) == spans.choose(TENSORS) == []
     spans.found(FOUND)
     spans._bytes_per_second = 0.0
     assert spans.choose(TENSORS) == spans.choose(TENSORS) == []

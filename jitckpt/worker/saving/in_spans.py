@@ -16,16 +16,33 @@ from statistics import median
 import torch
 from torch import Tensor
 
+from jitckpt.bindings import behind_proxy
 from jitckpt.bindings.interpose import Native
 from jitckpt.decisions import pace, snapshot_spans
 from jitckpt.decisions.snapshot_spans import AT_ONCE, CARRIED, LATE, MOST_TENSORS, WHERE, CopyPart, Timeline
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import COPIED, STEP_TIMES
+from jitckpt.wire import environment
 
 LATE_IN_A_ROW = 3  # snapshots of which something came late, after which nothing is known any more
 KEPT_TIMES = 32  # minibatches
 FIRST_MINIBATCHES = 3  # which take longer than the others
 HURRY = 3.0  # times a minibatch, or seconds if that is more: then no point is waited for any more
+
+
+def wanted(
+    native: Native,
+    memory: int,
+    device: torch.device | None,
+    sends: bool,
+    warn: Callable[[str], None],
+) -> "CopiesInSpans | None":
+    """Return what copies in spans, unless the environment or a device proxy is against it."""
+    spans = environment.SNAPSHOT_SPANS.get()
+    if spans == "0" or behind_proxy.is_there():
+        return None
+    shortest = snapshot_spans.SHORTEST_SECONDS if spans == "auto" else 0.0
+    return CopiesInSpans(native, memory, MinibatchTimes(device), sends=sends, warn=warn, shortest=shortest)
 
 
 class MinibatchTimes:
@@ -70,10 +87,21 @@ class CopiesInSpans:
     """One snapshot's copies at a time, called by the training thread, but where it is said otherwise."""
 
     def __init__(
-        self, native: Native, memory: int, times: MinibatchTimes, *, sends: bool, warn: Callable[[str], None]
+        self,
+        native: Native,
+        memory: int,
+        times: MinibatchTimes,
+        *,
+        sends: bool,
+        warn: Callable[[str], None],
+        shortest: float = snapshot_spans.SHORTEST_SECONDS,
     ) -> None:
-        """memory: the descriptor that tells the agent. sends: to other hosts, which takes time, too."""
-        self._native, self._memory, self._times, self._warn = native, memory, times, warn
+        """memory: the descriptor that tells the agent. sends: to other hosts, which takes time, too.
+
+        shortest: a minibatch that takes fewer seconds has no copies in spans.
+        """
+        self._native, self._memory, self.times, self._warn = native, memory, times, warn
+        self._shortest = shortest
         # What is copied later is sent later: so it begins as without spans, and grows while nobody waits.
         self.sends = sends
         self._share = pace.LEAST_SHARE if sends else pace.SHARE
@@ -92,7 +120,7 @@ class CopiesInSpans:
 
     def found(self, timeline: Timeline | None) -> None:
         """A minibatch is like this from now on, or nobody knows; on any thread."""
-        self._timeline = timeline
+        self._timeline = timeline if timeline is None or timeline.seconds >= self._shortest else None
         self._late = 0
 
     def waited(self, seconds: float, between: float) -> None:
@@ -109,7 +137,7 @@ class CopiesInSpans:
             return []
         if not self._has_begun:
             self._has_begun = True
-            for seconds in self._times.seconds.values():
+            for seconds in self.times.seconds.values():
                 seconds.clear()  # minibatches of the beginning, and those that were profiled
         if snapshot_spans.is_at_once(self._number, self._compares):
             return []
@@ -152,7 +180,7 @@ class CopiesInSpans:
         with self._lock:
             self._under_way = _UnderWay(sizes, copies, time.monotonic() + patience)
         self._native.copy_in_turn(pieces, done, stream.cuda_stream)
-        self._times.carries(CARRIED[2])
+        self.times.carries(CARRIED[2])
         self._count({AT_ONCE: others})
 
     @contextmanager
@@ -163,7 +191,7 @@ class CopiesInSpans:
         yield
         after.record()
         self._measured = before, after, size
-        self._times.carries(CARRIED[1])
+        self.times.carries(CARRIED[1])
         self._count({AT_ONCE: size})
 
     def rest(self) -> None:
@@ -199,7 +227,7 @@ class CopiesInSpans:
 
     def compare(self) -> None:
         """See whether spans have slowed the training down, and tell the agent how long minibatches take."""
-        seconds = self._times.seconds
+        seconds = self.times.seconds
         for word, carried in zip(STEP_TIMES, CARRIED, strict=True):
             if seconds[carried]:
                 host_memory.put_word(self._memory, word, int(median(seconds[carried]) * 1e6))
