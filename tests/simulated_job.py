@@ -92,7 +92,8 @@ class SimulatedJob:
             | ({"kept_by": [host], "in_parts_on": in_parts[host]} if in_parts and host in in_parts else {})
             for host in range(count)
         ]
-        self.write("memory_safe", step=step, bytes=1 << 30, waited=0.1)
+        figures = {"copied": {"idle": 1 << 28, "late": 0}, "minibatch": {"in spans": 0.5}}
+        self.write("memory_safe", step=step, bytes=1 << 30, waited=0.1, **figures)
         self.write("memory_state", state="healthy", ranks=list(range(self.ranks)), step=step)
         self.write("memory_placement", hosts=hosts)
 

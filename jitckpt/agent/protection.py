@@ -10,6 +10,7 @@ import os
 import socket
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
@@ -256,6 +257,8 @@ class MemoryProtection(threading.Thread):
         self._stopping.set()
         if self.is_alive():
             self.join()
+            if self.safe and self._off is None and self._log.leading:
+                self._tell_figures()  # of the whole start
         os.eventfd_write(self._stop_sending, 1)
         self._senders.shutdown(wait=True, cancel_futures=True)
         os.close(self._stop_sending)
@@ -496,23 +499,36 @@ class MemoryProtection(threading.Thread):
             self._told = now
             self._tell_user(first)
 
+    def _tell_figures(self) -> int:
+        """Write of the newest safe step, and what snapshots have cost; return the bytes that are here."""
+        waited, copy_waited = (
+            sum(host_memory.word(own.memory, which) for own in self._own.values()) / 1e6
+            for which in (WAITED, COPY_WAITED)
+        )
+        size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
+        sent = sum(own.size for own in self._own.values()) * self._copies
+        copied: Counter[str] = Counter()
+        minibatch: dict[str, float] = {}
+        for own in self._own.values():
+            copied.update(host_memory.copied(own.memory))
+            for carried, seconds in host_memory.minibatch_seconds(own.memory).items():
+                minibatch[carried] = max(seconds, minibatch.get(carried, 0.0))
+        self._log.write(
+            "memory_safe",
+            step=self.safe,
+            bytes=size,
+            waited=waited,
+            copy_waited=copy_waited,
+            sent=sent,
+            copied=copied,
+            minibatch=minibatch,
+            unprotected=self._unprotected,
+        )
+        return size
+
     def _tell_user(self, first: bool) -> None:
         if self._log.leading:
-            waited, copy_waited = (
-                sum(host_memory.word(own.memory, which) for own in self._own.values()) / 1e6
-                for which in (WAITED, COPY_WAITED)
-            )
-            size = sum(held.bytes for held in self._tier.memory.has() if held.step == self.safe)
-            sent = sum(own.size for own in self._own.values()) * self._copies
-            self._log.write(
-                "memory_safe",
-                step=self.safe,
-                bytes=size,
-                waited=waited,
-                copy_waited=copy_waited,
-                sent=sent,
-                unprotected=self._unprotected,
-            )
+            size = self._tell_figures()
             self._tell_keepers()
             if first:
                 say(self._in_words(size))

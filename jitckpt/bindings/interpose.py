@@ -1,7 +1,7 @@
 """The preloaded library that is already in this process, called through cffi (its C interface: jitckpt.h)."""
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import Any
@@ -11,7 +11,7 @@ from cffi import FFI
 
 from jitckpt.errors import NativeError
 
-ABI = 7
+ABI = 8
 KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
@@ -56,6 +56,18 @@ void jitckpt_get_progress(jitckpt_progress_t* progress);
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream);
 int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void* device_source, size_t bytes,
                        void* stream);
+typedef struct {
+  uint64_t point;
+  void* target;
+  const void* source;
+  size_t bytes;
+} jitckpt_piece_t;
+
+int jitckpt_copy_in_turn(const jitckpt_piece_t* pieces, size_t count, uint64_t* done, uint64_t value,
+                         void* stream);
+int64_t jitckpt_copy_rest(void);
+void jitckpt_copy_no_more(void);
+int jitckpt_stream_waits(void* stream, void* other);
 int jitckpt_report(const char* json, size_t length);
 int jitckpt_collectives(char* json, size_t capacity);
 void jitckpt_profile_network(uint32_t minibatches);
@@ -221,6 +233,38 @@ class Native:
 
     def _pointers(self, area: tuple[int, int], source: int) -> tuple[Any, Any, Any]:
         return self._words(area[0]), self._pointer(area[1]), self._pointer(source)
+
+    def copy_in_turn(
+        self, pieces: Sequence[tuple[int, int, int, int]], done: tuple[int, int], stream: int
+    ) -> None:
+        """Have copies begin at points of the minibatch; see jitckpt_copy_in_turn.
+
+        pieces: point, addresses of registered host and device memory, bytes; in the order of their points.
+        done: the address of a word, and what it gets in the end.
+        """
+        made = self._ffi.new("jitckpt_piece_t[]", len(pieces))
+        for one, (point, target, source, size) in zip(made, pieces, strict=True):
+            one.point, one.bytes = point, size
+            one.target, one.source = self._ffi.cast("void*", target), self._ffi.cast("void*", source)
+        self._check(
+            self._library.jitckpt_copy_in_turn(
+                made, len(pieces), self._words(done[0]), done[1], self._pointer(stream)
+            )
+        )
+
+    def copy_rest(self) -> int:
+        """Put what of that is still to come on its stream now; return how many pieces."""
+        left: int = self._library.jitckpt_copy_rest()
+        self._check(min(0, left))
+        return left
+
+    def copy_no_more(self) -> None:
+        """Drop what of that is still to come."""
+        self._library.jitckpt_copy_no_more()
+
+    def stream_waits(self, stream: int, other: int) -> None:
+        """Have a stream wait for what is on another now, which is no point of the minibatch."""
+        self._check(self._library.jitckpt_stream_waits(self._pointer(stream), self._pointer(other)))
 
     def report(self, message: bytes) -> None:
         """Send one message to the agent; raises NativeError if there is none or it does not answer."""

@@ -106,7 +106,7 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
         print(json.dumps(kept if told is None else document, indent=1))
     elif found:
         Console(soft_wrap=not sys.stdout.isatty()).print(memory_table(found))
-        for sentence in memory_inspection.in_words(found):
+        for sentence in [*memory_inspection.in_words(found), *memory_inspection.copies_in_words(found)]:
             print(sentence)
     else:
         print("No memory tier of yours has anything on this host.")

@@ -5,8 +5,9 @@ between the training's own collectives.
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from jitckpt.decisions.pace import SHARE
 from jitckpt.decisions.traffic import Link, Span, drifted, profile_spans, schedule_traffic
@@ -22,7 +23,10 @@ CAUTION = 0.9  # mu
 # missed.
 SPARE = (8.0, 4.0, 2.0, 1.25, 1.0)
 
-Minibatch = tuple[float, Sequence[tuple[float, float]]]  # its seconds; begin and end of each collective
+Interval = tuple[float, float]  # begin and end, in seconds from the minibatch's beginning
+Minibatch = tuple[float, Sequence[Interval]]  # its seconds; each collective
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -50,10 +54,9 @@ def idle(profiled: Sequence[Minibatch]) -> Idle | None:
 
     An evaluation, say, is in few of them: those count that have as many collectives as most have.
     """
-    counts = Counter(len(busy) for seconds, busy in profiled if seconds > 0)
-    if not counts or (most := counts.most_common(1)[0])[1] < min(LEAST_ALIKE, len(profiled)):
+    alike = most_alike([one for one in profiled if one[0] > 0], lambda one: len(one[1]))
+    if not alike:
         return None
-    alike = [(seconds, busy) for seconds, busy in profiled if seconds > 0 and len(busy) == most[0]]
     spans = profile_spans([_gaps(seconds, busy) for seconds, busy in alike])
     longest = sorted(spans, key=lambda span: -span.length_seconds)[:MOST_SPANS]
     useful = [span for span in longest if span.length_seconds > LATENCY_SECONDS]
@@ -61,7 +64,18 @@ def idle(profiled: Sequence[Minibatch]) -> Idle | None:
     return Idle(seconds, tuple(sorted(useful, key=lambda span: span.start_seconds)))
 
 
-def _gaps(seconds: float, busy: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+def most_alike(profiled: Sequence[T], shape: Callable[[T], Hashable]) -> list[T]:
+    """Return those of the shape that most have; none where too few have one."""
+    shapes = [shape(one) for one in profiled]
+    if not shapes:
+        return []
+    most, count = Counter(shapes).most_common(1)[0]
+    if count < min(LEAST_ALIKE, len(profiled)):
+        return []
+    return [one for one, its in zip(profiled, shapes, strict=True) if its == most]
+
+
+def _gaps(seconds: float, busy: Sequence[Interval]) -> list[Interval]:
     """Return the time before each collective in which none was under way, and that behind the last."""
     gaps = []
     free = 0.0
@@ -87,11 +101,9 @@ def common(of_ranks: Sequence[Idle]) -> Idle:
     return Idle(seconds, spans)
 
 
-def has_drifted(planned: Idle, now: Idle, minibatches: int) -> bool:
-    """Return whether what was planned for is not so any more."""
-    if len(planned.spans) != len(now.spans):
-        return True
-    return bool(drifted(planned.spans, now.spans, minibatches))
+def has_drifted(planned: Sequence[Span], now: Sequence[Span], minibatches: int) -> bool:
+    """Return whether the spans that were planned for are not so any more."""
+    return len(planned) != len(now) or bool(drifted(planned, now, minibatches))
 
 
 def plan(
@@ -103,7 +115,7 @@ def plan(
     """
     if snapshot_bytes <= 0 or bytes_per_second <= 0 or found.seconds <= 0:
         return None
-    spans = found.spans if every > 1 else _within(found.spans, copied_seconds, SHARE * found.seconds)
+    spans = found.spans if every > 1 else within(found.spans, copied_seconds, SHARE * found.seconds)
     # Of several minibatches the first is half over, or more, before there is something to send.
     minibatches = max(1.0, every - copied_seconds / found.seconds)
     link = Link(bytes_per_second, LATENCY_SECONDS, buffer_bytes=BUFFERS * CHUNK_BYTES, buffers=BUFFERS)
@@ -126,8 +138,8 @@ def plan(
     return None
 
 
-def _within(spans: Sequence[Span], first: float, last: float) -> tuple[Span, ...]:
-    """Return what of the spans lies between: what comes later is not confirmed in time."""
+def within(spans: Sequence[Span], first: float, last: float) -> tuple[Span, ...]:
+    """Return what of the spans lies between: what comes later is too late."""
     within = []
     for span in spans:
         begin, end = max(span.start_seconds, first), min(span.end_seconds, last)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
-ROUNDING = 1e-12  # of a copy: less than that is what subtracting its chunks has left of it
+# Of a copy, less than that is what subtracting its chunks has left of it; by so much means of spans that
+# follow each other may overlap.
+ROUNDING = 1e-12
 
 
 @dataclass(frozen=True)
@@ -137,7 +139,7 @@ def _check_spans(spans: Sequence[Span]) -> None:
         raise InvalidInput("spans is empty: give at least one idle span (its length may be 0)")
     before = 0.0
     for index, span in enumerate(spans):
-        number(f"start_seconds of span {index}", span.start_seconds, low=before)
+        number(f"start_seconds of span {index}", span.start_seconds, low=before * (1 - ROUNDING))
         number(f"length_seconds of span {index}", span.length_seconds)
         number(f"deviation_seconds of span {index}", span.deviation_seconds)
         before = span.end_seconds

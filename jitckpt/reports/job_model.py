@@ -1,8 +1,10 @@
 """What a job's events say of it, taken in one by one: a view of a running job reads each of them once."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from jitckpt.decisions.memory_state import HEALTHS
+from jitckpt.decisions.snapshot_spans import CARRIED, WHERE
 from jitckpt.events import Event
 from jitckpt.reports.incident import Incident
 from jitckpt.reports.present import (
@@ -80,6 +82,8 @@ class JobModel:
         self._safe_step: int | None = None
         self._memory_step: int | None = None
         self._memory_bytes = 0
+        self._memory_copied: Mapping[str, int] = {}
+        self._memory_minibatch: Mapping[str, float] = {}
         self._memory_hosts: tuple[MemoryHost, ...] = ()
         self._memory_health: dict[int, str] = {}
         self._incidents: list[Incident] = []
@@ -131,17 +135,6 @@ class JobModel:
             for rank, step in told.steps.items():
                 steps[rank] = max(step, steps.get(rank, 0))
         newest = max(steps.values(), default=None)
-        ranks = tuple(
-            RankNow(
-                rank,
-                self._states.get(rank, "starting"),
-                steps.get(rank),
-                self._shard_of.get(rank),
-                time.at - self._late_since[rank] if self._states.get(rank) == "late" else 0.0,
-                self._memory_state(rank, told),
-            )
-            for rank in range(self._world_size)
-        )
         shards = self._shards_now()
         safe = {rank for shard in shards if shard.protected for rank in shard.living}
         if self._memory_step is not None:
@@ -153,7 +146,7 @@ class JobModel:
             restart=self._restart,
             max_restarts=self._max_restarts,
             world_size=self._world_size,
-            ranks=ranks,
+            ranks=self._ranks_now(steps, time.at, told),
             shards=shards,
             groups=tuple(self._groups),
             step=newest,
@@ -177,6 +170,23 @@ class JobModel:
             log_bytes=self._log_bytes,
             image_bytes=self._image_bytes,
             memory_bytes=self._memory_bytes if self._memory_step is not None else 0,
+            memory_copied=self._memory_copied,
+            memory_minibatch=self._memory_minibatch,
+        )
+
+    def _ranks_now(
+        self, steps: Mapping[int, int], at: float, told: AgentsProgress | None
+    ) -> tuple[RankNow, ...]:
+        return tuple(
+            RankNow(
+                rank,
+                self._states.get(rank, "starting"),
+                steps.get(rank),
+                self._shard_of.get(rank),
+                at - self._late_since[rank] if self._states.get(rank) == "late" else 0.0,
+                self._memory_state(rank, told),
+            )
+            for rank in range(self._world_size)
         )
 
     def _memory_state(self, rank: int, told: AgentsProgress | None) -> str:
@@ -412,6 +422,8 @@ class JobModel:
 
     def _hear_memory_safe(self, event: Event) -> None:
         self._memory_step, self._memory_bytes = event["step"], event["bytes"]
+        self._memory_copied = _numbers(event.get("copied"), WHERE)
+        self._memory_minibatch = _numbers(event.get("minibatch"), CARRIED)
 
     def _hear_memory_placement(self, event: Event) -> None:
         hosts = event["hosts"][:MOST_RANKS]
@@ -575,3 +587,9 @@ def model_of(events: Iterable[Event]) -> JobModel:
     model = JobModel()
     model.take_all(events)
     return model
+
+
+def _numbers(told: object, names: Iterable[str]) -> dict[str, Any]:
+    """Return what an event tells under these names; of one of another version, or damaged, nothing."""
+    found = told if isinstance(told, dict) else {}
+    return {name: found[name] for name in names if isinstance(found.get(name), int | float)}

@@ -1,8 +1,9 @@
 """What the memory tiers of this user's jobs have on this host, as their keepers hold it."""
 
 import os
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jitckpt.decisions import sources
@@ -24,7 +25,8 @@ class KeptShard:
     host; else it is kept for another one. problem: why it can't be used; "" as far as is known. timeline: of
     which start it is. parity_of: the ranks whose shards it is the parity of; then `rank` is -1. cut_among:
     the ranks that have the rest of what they hold alike. part: chunks of the shard alone, the first and the
-    last, and how many it has; in_file: they are in a file without a name.
+    last, and how many it has; in_file: they are in a file without a name. copied, minibatch: of the rank's
+    snapshots of this start, as host_memory has it.
     """
 
     keeper: int
@@ -42,6 +44,8 @@ class KeptShard:
     cut_among: tuple[int, ...] = ()
     part: tuple[int, int, int] | None = None
     in_file: bool = False
+    copied: dict[str, int] = field(default_factory=dict)
+    minibatch: dict[str, float] = field(default_factory=dict)
 
 
 def inspect(*, verify: bool = False) -> list[KeptShard]:
@@ -114,6 +118,8 @@ def _in(keeper: int, descriptor: int, verify: bool) -> Iterator[KeptShard]:
             cut_among=() if index.cut is None else tuple(index.cut.members),
             part=_chunks(index, seal),
             in_file=in_file,
+            copied=host_memory.copied(descriptor) if own else {},
+            minibatch=host_memory.minibatch_seconds(descriptor) if own else {},
         )
 
 
@@ -192,6 +198,30 @@ def in_words(found: Sequence[KeptShard]) -> list[str]:
             what = plan.reason.replace(f"the memory of host {HERE}", "what this host keeps for others")
         more = f", as far as this host knows, which has nothing of {sources.listed(sorted(elsewhere))}"
         sentences.append(f"Job {job[:8]}: {what}{more if elsewhere else ''}.")
+    return sentences
+
+
+def copies_in_words(found: Sequence[KeptShard]) -> list[str]:
+    """Return where in its minibatches each job's own ranks here have copied their snapshots."""
+    sentences = []
+    for job in sorted({one.job for one in found if one.own}):
+        ranks = {one.rank: one for one in found if one.job == job and one.own}
+        copied: Counter[str] = Counter()
+        minibatch: dict[str, float] = {}
+        for one in ranks.values():
+            copied.update(one.copied)
+            minibatch |= {
+                carried: max(seconds, minibatch.get(carried, 0.0))
+                for carried, seconds in one.minibatch.items()
+            }
+        if not copied.total():
+            continue
+        shares = ", ".join(f"{size / copied.total():.0%} {where}" for where, size in copied.items() if size)
+        times = ", ".join(f"{carried} {seconds:.3g} s" for carried, seconds in minibatch.items())
+        sentences.append(
+            f"Job {job[:8]}: its snapshots left the device so: {shares}."
+            + (f" A minibatch takes, by what it carries: {times}." if times else "")
+        )
     return sentences
 
 

@@ -135,9 +135,10 @@ class Present:
     segments: the same in its order: cause, begin, end, in seconds since the start (what was done again is not
     told apart there). state: starting, training, late, recovering, ending, or how it ended. safe_step: the
     newest that lies whole on the disk; None if none does. memory_step: the newest that the memory
-    tier has of all ranks; None without one. memory_bytes: what the first host's memory has of it. protected:
-    the share of the ranks that have a living replica, or whose state the memory tier has. in_place: whether
-    failures of devices are recovered from in the same processes (transparent mode).
+    tier has of all ranks; None without one. memory_bytes: what the first host's memory has of it.
+    memory_copied, memory_minibatch: as the newest event memory_safe has them. protected: the share of the
+    ranks that have a living replica, or whose state the memory tier has. in_place: whether failures of
+    devices are recovered from in the same processes (transparent mode).
     """
 
     started: float
@@ -170,6 +171,8 @@ class Present:
     log_bytes: int
     image_bytes: int
     memory_bytes: int
+    memory_copied: Mapping[str, int] = field(default_factory=dict)
+    memory_minibatch: Mapping[str, float] = field(default_factory=dict)
 
     @property
     def goodput(self) -> float | None:

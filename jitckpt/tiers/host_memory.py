@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 import torch
 
+from jitckpt.decisions.snapshot_spans import CARRIED, WHERE
 from jitckpt.errors import SaveError
 from jitckpt.saves.folders import SavedState
 from jitckpt.tiers import chunks, shard
@@ -36,11 +37,13 @@ _WORD = struct.Struct("<Q")
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
 # By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again; and 1
 # while it sends something, so that the rank says in the word before when it uses the network itself. By the
-# rank again: microseconds that its device's stream has waited for copies to be made.
-WORDS = tuple(8 * number for number in range(1, 21))
+# rank again: microseconds that its device's stream has waited for copies to be made; bytes that were copied
+# where, and microseconds of a minibatch that carries what (decisions/snapshot_spans.py).
+WORDS = tuple(8 * number for number in range(1, 29))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
 RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
-GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:]
+GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:20]
+COPIED, STEP_TIMES = WORDS[20:25], WORDS[25:]
 
 
 def create() -> int:
@@ -77,6 +80,17 @@ def word(descriptor: int, which: int) -> int:
 def put_word(descriptor: int, which: int, value: int) -> None:
     """Write a word of page 0."""
     os.pwrite(descriptor, _WORD.pack(value), which)
+
+
+def copied(descriptor: int) -> dict[str, int]:
+    """Return the bytes of the rank's snapshots, by what the device did as they left it."""
+    return {where: word(descriptor, which) for where, which in zip(WHERE, COPIED, strict=True)}
+
+
+def minibatch_seconds(descriptor: int) -> dict[str, float]:
+    """Return how long the rank's minibatches take of late, by what they carry; of what is known."""
+    found = {carried: word(descriptor, which) for carried, which in zip(CARRIED, STEP_TIMES, strict=True)}
+    return {carried: microseconds / 1e6 for carried, microseconds in found.items() if microseconds}
 
 
 def seal_in(descriptor: int, slot: int) -> Seal | None:

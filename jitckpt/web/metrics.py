@@ -109,6 +109,10 @@ def _steps(present: Present) -> Iterator[Metric]:
     if present.memory_step is not None:
         what = "The newest step that the memory tier has of all ranks"
         yield _gauge("jitckpt_memory_safe_step", what, present.memory_step)
+        what = "Bytes of this start's snapshots on the first host, by what the device did as they left it"
+        yield _by("jitckpt_memory_copied_bytes", what, "beside", present.memory_copied.items())
+        what = "How long a minibatch takes of late, by whether it carries a snapshot"
+        yield _by("jitckpt_memory_minibatch_seconds", what, "carries", present.memory_minibatch.items())
     if present.safe_step is not None:
         yield _gauge("jitckpt_safe_step", "The newest step that lies whole on the disk", present.safe_step)
 

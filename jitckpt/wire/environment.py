@@ -175,6 +175,13 @@ CALLS_AHEAD = _whole(
     least=0,
     most=1 << 20,
 )
+SNAPSHOT_SPANS = _one_of(
+    "JITCKPT_SNAPSHOT_SPANS",
+    "you",
+    "worker",
+    "whether the memory tier copies off the device where that is idle first; auto: from 50 ms on",
+    choices=("auto", "1", "0"),
+)
 HANG_TIMEOUT = _seconds(
     "JITCKPT_HANG_TIMEOUT",
     "agent or you",

@@ -56,10 +56,11 @@ from jitckpt.worker.ends import at_end
 from jitckpt.worker.ends.exceptions import ExceptionHook, ExitHook
 from jitckpt.worker.in_place import proxy_faults
 from jitckpt.worker.reporter import Reporter
-from jitckpt.worker.saving import found, snapshots
+from jitckpt.worker.saving import found, in_spans, snapshots
 from jitckpt.worker.saving.beside import BesideTraining
 from jitckpt.worker.saving.found import Found, several_optimizers
 from jitckpt.worker.saving.history import History
+from jitckpt.worker.saving.in_spans import CopiesInSpans
 from jitckpt.worker.saving.mirror import Mirror
 from jitckpt.worker.saving.network import NetworkProfiler
 from jitckpt.worker.saving.outside_changes import OutsideChanges
@@ -201,6 +202,7 @@ class Protection:
     _last_check: SelfChecker | None = None  # nothing but its thread may still be at work
     _beside: Sequence[BesideTraining] = ()  # what saves while the training goes on
     snapshots: Snapshots | None = None  # in the memory tier, where there is one
+    _spans: CopiesInSpans | None = None  # of the minibatch, in which their copies are made
 
     def __init__(
         self,
@@ -279,12 +281,20 @@ class Protection:
         )
 
     def _make_profiler(self) -> NetworkProfiler | None:
-        """Return what learns when the network is idle, for copies in memory that go over it."""
+        """Return what learns when the network is idle, for copies that go over it, and the device."""
         if self._given is None or self._given.memory is None or self.snapshots is None:
             return None
-        if not on_several_hosts():
+        sends = on_several_hosts()
+        spans = self._spans
+        if not sends and spans is None:
             return None
-        profiler = NetworkProfiler(self._native, self._given.memory, self._reporter.warn)
+        profiler = NetworkProfiler(
+            self._native,
+            self._given.memory,
+            self._reporter.warn,
+            sends=sends,
+            found=None if spans is None else spans.found,
+        )
         profiler.start()
         return profiler
 
@@ -368,6 +378,9 @@ class Protection:
         if torch.distributed.is_initialized():
             store = job_store()
             timeline = hear_first(store, "timeline", self._identity.rank, timeline)
+        self._spans = in_spans.wanted(
+            self._native, self._given.memory, self._host.device, on_several_hosts(), self._reporter.warn
+        )
         self.snapshots = Snapshots(
             snapshots.given(
                 self._given.memory, self._given.whole, self._cut_among(), self._arguments.replicas
@@ -378,6 +391,8 @@ class Protection:
             history=self._history,
             write_word=self._native.write_word,
             warn=self._reporter.warn,
+            times=None if self._spans is None else self._spans.times,
+            spans=self._spans,
         )
         return [self.snapshots]
 

@@ -188,8 +188,10 @@ def check(entry: dict[str, Any], prototype: Prototype, known: dict[str, Prototyp
         raise TableError(f"{prototype.name} has the unknown fields {sorted(unknown)}")
     if entry["kind"] not in KINDS:
         raise TableError(f"{prototype.name} is of the unknown kind {entry['kind']!r}")
-    if entry.get("observe", "") not in ("", "before", "after"):
-        raise TableError(f"{prototype.name} is observed {entry['observe']!r}: it can be 'before' or 'after'")
+    if entry.get("observe", "") not in ("", "before", "after", "around"):
+        raise TableError(
+            f"{prototype.name} is observed {entry['observe']!r}: it can be 'before', 'after' or 'around'"
+        )
     by_name = {a.name: a for a in prototype.arguments}
     for field in ("device", "host", "either"):
         for name in entry.get(field, []):
@@ -244,10 +246,14 @@ def observers(calls: list[Call]) -> str:
     hand = [c for c in calls if is_ours(c)]
     lines = [DO_NOT_EDIT, "#pragma once", HEADERS, "namespace jitckpt::interpose::observe {"]
     for call in hand:
-        if call.observe:
-            p = call.prototype
-            result = [Argument(p.result, "result")] if call.observe == "after" else []
-            lines.append(Prototype(p.name, "void", (*result, *p.arguments)).declaration() + ";")
+        if call.name != base_name(call):
+            continue  # its twin's sees it
+        p = call.prototype
+        if call.observe in ("before", "around"):
+            lines.append(Prototype(before_name(call), "void", p.arguments).declaration() + ";")
+        if call.observe in ("after", "around"):
+            arguments = (Argument(p.result, "result"), *p.arguments)
+            lines.append(Prototype(p.name, "void", arguments).declaration() + ";")
     lines += ["}", "namespace jitckpt::interpose::save {"]
     base = {base_name(c): c.prototype for c in hand if c.save == "hand"}
     lines += [Prototype(name, p.result, p.arguments).declaration() + ";" for name, p in base.items()]
@@ -255,6 +261,11 @@ def observers(calls: list[Call]) -> str:
     lines += [c.prototype.declaration() + ";" for c in hand if c.kind == "free"]
     lines.append("}\n")
     return "\n".join(lines)
+
+
+def before_name(call: Call) -> str:
+    """What sees the call before it is made."""
+    return ("before_" if call.observe == "around" else "") + base_name(call)
 
 
 def base_name(call: Call) -> str:
@@ -302,9 +313,9 @@ def entry_point(call: Call) -> str:
         body.append(f"if (holding() && in_save()) [[unlikely]] {{ {in_save(call)} }}")
     if call.kind == "collective":
         body.append(f"observe::before_collective({p.named('cudaStream_t')});")
-    if call.observe == "before":
-        body.append(f"observe::{p.name}({arguments});")
-    if call.observe == "after" or call.kind == "collective":
+    if call.observe in ("before", "around"):
+        body.append(f"observe::{before_name(call)}({arguments});")
+    if call.observe in ("after", "around") or call.kind == "collective":
         body.append(f"const {p.result} result = real::{p.name}({arguments});")
         if call.kind == "collective":
             stream, communicator, datatype = (
@@ -316,7 +327,7 @@ def entry_point(call: Call) -> str:
                 f"{datatype}, {stream}{peer});"
             )
         else:
-            body.append(f"observe::{p.name}({', '.join(['result', *p.names()])});")
+            body.append(f"observe::{base_name(call)}({', '.join(['result', *p.names()])});")
         body.append("return result;")
     else:
         body.append(f"return real::{p.name}({arguments});")

@@ -12,6 +12,7 @@
 #include <thread>
 #include <vector>
 
+#include "interpose/copies.h"
 #include "interpose/entry.h"
 #include "interpose/job.h"
 #include "interpose/library.h"
@@ -23,9 +24,6 @@
 
 using namespace jitckpt;
 using namespace jitckpt::interpose;
-
-// A device proxy's, if there is one: it can't have a function of this process run by the device.
-extern "C" __attribute__((weak)) int jitckpt_proxy_write_word(uint64_t* where, uint64_t value, void* stream);
 
 namespace {
 
@@ -76,9 +74,11 @@ int add_marker(uint64_t step, void* stream, bool is_end) {
 
 void recycle_time(watchdog::Event event) { library().device.times.give_back(event); }
 
-// What somebody wants to know of the times of minibatches: they begin where a step ends.
+// Minibatches begin where a step ends; somebody may want to know when.
 void time_boundary(cudaStream_t stream) {
   LibraryState& all = library();
+  all.step_stream = stream;
+  all.device.in_turn.minibatch_begins();
   if (all.device.network.is_on())
     if (const auto event = all.device.times.record(stream, all.device.streams.device_of(stream)))
       all.device.network.boundary(*event, recycle_time);
@@ -90,23 +90,6 @@ void time_boundary(cudaStream_t stream) {
     };
     real::cudaLaunchHostFunc(stream, write, where);
   }
-}
-
-cudaError_t enqueue_word(uint64_t* registered_host, uint64_t value, cudaStream_t stream) {
-  if (jitckpt_proxy_write_word)
-    return static_cast<cudaError_t>(jitckpt_proxy_write_word(registered_host, value, stream));
-  struct Word {
-    uint64_t* where;
-    uint64_t value;
-  };
-  auto word = std::make_unique<Word>(Word{registered_host, value});
-  const auto write = [](void* argument) {
-    const std::unique_ptr<Word> owned(static_cast<Word*>(argument));
-    __atomic_store_n(owned->where, owned->value, __ATOMIC_RELEASE);
-  };
-  const cudaError_t result = real::cudaLaunchHostFunc(stream, write, word.get());
-  if (result == cudaSuccess) word.release();
-  return result;
 }
 
 int answer(cudaError_t result, const char* what) {
@@ -173,6 +156,8 @@ int jitckpt_step_begin(uint64_t step, void* stream) {
   job->wait_for_device();
   const Passage passage(Gate::waits);
   library().step_thread.passes();
+  copies::before_step(static_cast<cudaStream_t>(stream));
+  copies::pass_point(watchdog::Mark::step_begins, static_cast<cudaStream_t>(stream));
   const int result = add_marker(step, stream, false);
   watchdog::this_thread().in_step = result == 0;
   return result;
@@ -201,7 +186,7 @@ void jitckpt_get_progress(jitckpt_progress_t* progress) {
 
 int jitckpt_write_word(uint64_t* registered_host, uint64_t value, void* stream) {
   const Passage passage(Gate::waits);
-  return answer(enqueue_word(registered_host, value, static_cast<cudaStream_t>(stream)),
+  return answer(copies::enqueue_word(registered_host, value, static_cast<cudaStream_t>(stream)),
                 "the write of a word");
 }
 
@@ -209,11 +194,37 @@ int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void
                        void* stream) {
   const Passage passage(Gate::waits);
   const auto on_stream = static_cast<cudaStream_t>(stream);
-  cudaError_t result = enqueue_word(words, value, on_stream);
+  cudaError_t result = copies::enqueue_word(words, value, on_stream);
   if (result == cudaSuccess && bytes > 0)
     result = real::cudaMemcpyAsync(target, device_source, bytes, cudaMemcpyDeviceToHost, on_stream);
-  if (result == cudaSuccess) result = enqueue_word(words + 1, value, on_stream);
+  if (result == cudaSuccess) result = copies::enqueue_word(words + 1, value, on_stream);
   return answer(result, "a copy of this rank's own state");
+}
+
+int jitckpt_copy_in_turn(const jitckpt_piece_t* pieces, size_t count, uint64_t* done, uint64_t value,
+                         void* stream) {
+  const Passage passage(Gate::waits);
+  const auto on_stream = static_cast<cudaStream_t>(stream);
+  std::vector<watchdog::CopyPiece> in_turn;
+  for (const jitckpt_piece_t* one = pieces; one != pieces + count; ++one)
+    in_turn.push_back({one->point, one->target, one->source, one->bytes});
+  const int device = library().device.streams.device_of(on_stream);
+  if (copies::begin(std::move(in_turn), {on_stream, device, done, value})) return 0;
+  return fail("The device refused a copy of a snapshot.");
+}
+
+int64_t jitckpt_copy_rest(void) {
+  const long left = copies::put_rest();
+  if (left < 0) return fail("The device refused a copy of a snapshot.");
+  return left;
+}
+
+void jitckpt_copy_no_more(void) { library().device.in_turn.drop(); }
+
+int jitckpt_stream_waits(void* stream, void* other) {
+  const Passage passage(Gate::waits);
+  return answer(copies::wait_for(static_cast<cudaStream_t>(stream), static_cast<cudaStream_t>(other)),
+                "to have a stream wait for another");
 }
 
 int jitckpt_report(const char* json, size_t length) {
@@ -236,6 +247,7 @@ int jitckpt_collectives(char* json, size_t capacity) {
 }
 
 void jitckpt_profile_network(uint32_t minibatches) {
+  library().device.in_turn.count_from_now();
   library().device.network.order(minibatches, recycle_time);
 }
 
@@ -250,7 +262,11 @@ size_t jitckpt_network_profile(double* numbers, size_t capacity) {
     for (const watchdog::Profiled& one : *profiled) {
       known.push_back(one.seconds);
       known.push_back(double(one.busy.size()));
-      for (const watchdog::Busy& busy : one.busy) known.insert(known.end(), {busy.begin, busy.end});
+      for (const watchdog::Busy& busy : one.busy)
+        known.insert(known.end(), {busy.begin, busy.end, double(busy.exchange)});
+      known.push_back(double(one.points.size()));
+      for (const watchdog::Passed& point : one.points)
+        known.insert(known.end(), {point.at, double(point.mark)});
     }
   }
   const size_t count = known.size();

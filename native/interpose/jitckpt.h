@@ -12,7 +12,7 @@
 extern "C" {
 #endif
 
-#define JITCKPT_ABI 7
+#define JITCKPT_ABI 8
 
 typedef struct {
   uint64_t host_begun, host_ended;      // newest step whose begin/end the host has passed
@@ -68,6 +68,26 @@ int jitckpt_write_word(uint64_t* registered_host, uint64_t value,
 // memory is registered.
 int jitckpt_write_area(uint64_t* words, uint64_t value, void* target, const void* device_source, size_t bytes,
                        void* stream);
+// A copy off the device into registered host memory. point: of the minibatch, at which it begins; see below.
+typedef struct {
+  uint64_t point;
+  void* target;
+  const void* source;
+  size_t bytes;
+} jitckpt_piece_t;
+
+// Has pieces, in the order of their points, put on `stream`: each as the host comes to its point of the
+// minibatch, to begin once the device is there on the stream of the optimizer step. Behind the last comes
+// `value` in *done. Pieces whose point is over are put at once, and what was still to come is dropped.
+// Points are what jitckpt_network_profile tells, numbered from 1 in each minibatch; 0 is its beginning. None
+// is put later than the next jitckpt_step_begin, which waits for all on its stream, unless
+// jitckpt_copy_rest was called since.
+int jitckpt_copy_in_turn(const jitckpt_piece_t* pieces, size_t count, uint64_t* done, uint64_t value,
+                         void* stream);
+int64_t jitckpt_copy_rest(void);  // puts what is still to come on the stream now; how many pieces, or -1
+void jitckpt_copy_no_more(void);  // drops it
+int jitckpt_stream_waits(void* stream,
+                         void* other);  // for what is on the other now; no point of the minibatch
 int jitckpt_report(const char* json,
                    size_t length);  // one message to the agent, atomically; -1 without an agent
 int jitckpt_collectives(char* json,
@@ -76,7 +96,10 @@ int jitckpt_collectives(char* json,
 // and forgets what was taken before.
 void jitckpt_profile_network(uint32_t minibatches);
 // Those times, once all of them are known, one minibatch after the other: its seconds, how many collectives
-// it had, and of each the seconds from the minibatch's beginning to its begin and to its end. Returns how
+// it had, and of each the seconds from the minibatch's beginning to its begin and to its end, and 1 if it was
+// sends and receives alone; then how many points the stream of the optimizer step has passed, and of each the
+// seconds, and what it was: 0 a collective's call, 1 and 2 a wait's beginning and its end (a collective on
+// that stream is one, too), 3 the beginning of the optimizer step. Returns how
 // many numbers there are; if that is more than capacity, or 0, nothing was written. 0: not yet. They are
 // given once.
 size_t jitckpt_network_profile(double* numbers, size_t capacity);

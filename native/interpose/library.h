@@ -18,8 +18,9 @@ struct LibraryState {
   watchdog::DeviceWork device;
   Communicators communicators;
   StepThread step_thread;
-  std::atomic<uint64_t*> step_time{nullptr};  // see jitckpt_tell_step_time
-  std::atomic<int> step_device{-1};           // where the last step was marked; -1 before the first
+  std::atomic<uint64_t*> step_time{nullptr};       // see jitckpt_tell_step_time
+  std::atomic<cudaStream_t> step_stream{nullptr};  // where the last step has ended
+  std::atomic<int> step_device{-1};                // where the last step was marked; -1 before the first
 
   std::mutex job_mutex;
   std::shared_ptr<Job> job;                 // from jitckpt_start to jitckpt_stop

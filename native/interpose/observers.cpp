@@ -10,6 +10,7 @@
 #include <utility>
 #include <vector>
 
+#include "interpose/copies.h"
 #include "interpose/entry.h"
 #include "interpose/job.h"
 #include "interpose/library.h"
@@ -75,7 +76,7 @@ void watch(const ObservedOperation& operation) {
   all.device.watches.arm(operation.stream, watch, *event, all.device.clock.now());
 }
 
-void profile(cudaStream_t stream) {
+void profile(cudaStream_t stream, bool exchange) {
   const auto begin = take_begun(stream);
   if (!begin) return;
   watchdog::DeviceWork& work = library().device;
@@ -83,7 +84,7 @@ void profile(cudaStream_t stream) {
   if (!end) {
     recycle_time(*begin);
   } else if (work.network.is_on()) {
-    work.network.busy(*begin, *end, recycle_time);
+    work.network.busy(*begin, *end, exchange, recycle_time);
   } else {
     work.use.add(stream, *begin, *end, recycle_time);
   }
@@ -94,9 +95,11 @@ void watch_or_postpone(ncclResult_t result, const std::vector<ObservedOperation>
     if (result == ncclInProgress) {
       library().communicators.postpone(operation);
     } else {
-      if (!begun.empty()) profile(operation.stream);
+      if (!begun.empty()) profile(operation.stream, !operation.exchanges.empty());
       watch(operation);
     }
+    if (operation.stream == library().step_stream)
+      copies::pass_point(watchdog::Mark::wait_ends, operation.stream);
   }
   // Of what was postponed nobody knows when it ends.
   if (!begun.empty()) forget_begun();
@@ -154,6 +157,10 @@ void arm_fault(int signal_number) { armed_signal.store(signal_number); }
 
 void before_collective(cudaStream_t stream) {
   LibraryState& all = library();
+  // A group is one point, at its first call. On the training's own stream that waits for the others.
+  if (group.empty() && !is_inside_a_call(1))
+    copies::pass_point(stream == all.step_stream ? watchdog::Mark::wait_begins : watchdog::Mark::collective,
+                       stream);
   if (!all.device.network.is_on() && !all.device.use.is_wanted()) [[likely]]
     return;
   const auto is_same = [&](const auto& one) { return one.first == stream; };
@@ -250,6 +257,16 @@ void cudaStreamCreateWithFlags(cudaError_t result, cudaStream_t* pStream, unsign
 }
 void cudaStreamCreateWithPriority(cudaError_t result, cudaStream_t* pStream, unsigned int, int) {
   created(result, pStream);
+}
+
+// Where the training's own stream waits it may be idle.
+void before_cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned int) {
+  if (stream == library().step_stream && !is_inside_a_call(0))
+    copies::pass_point(watchdog::Mark::wait_begins, stream);
+}
+void cudaStreamWaitEvent(cudaError_t, cudaStream_t stream, cudaEvent_t, unsigned int) {
+  if (stream == library().step_stream && !is_inside_a_call(0))
+    copies::pass_point(watchdog::Mark::wait_ends, stream);
 }
 
 void cudaStreamDestroy(cudaStream_t stream) {

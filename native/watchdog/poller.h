@@ -17,6 +17,7 @@
 #include "watchdog/event_pool.h"
 #include "watchdog/network_profile.h"
 #include "watchdog/network_use.h"
+#include "watchdog/pieces_in_turn.h"
 #include "watchdog/rest.h"
 #include "watchdog/step_markers.h"
 #include "watchdog/step_pace.h"
@@ -33,6 +34,7 @@ struct DeviceWork {
   WatchList watches;
   NetworkProfile network;
   NetworkUse use;  // of the network, now; not told while it is profiled
+  PiecesInTurn in_turn;
   StepMarkers markers;
   AwakeClock clock;
 };

@@ -205,6 +205,11 @@ def pipeline() -> Training:
     return pipelined(mesh_of(data=2, stage=2))
 
 
+def stages() -> Training:
+    """Two stages and no replica."""
+    return pipelined(mesh_of(data=1, stage=2))
+
+
 def three() -> Training:
     """FSDP2, pipeline and tensor parallel together, on eight ranks: four shards, two replicas of each."""
     return pipelined(mesh_of(data=2, whole=1, stage=2, tensor=2))
@@ -221,7 +226,9 @@ def pipelined(mesh: DeviceMesh) -> Training:
     else:
         module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
     # With shapes given: to infer them a stage makes a forward pass at each start, which draws random numbers.
-    shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in (INPUTS, 16, OUTPUTS)]
+    width = model[0].out_features if index == 0 else model[0].in_features
+    sizes = (INPUTS, width, OUTPUTS)
+    shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in sizes]
     stage = PipelineStage(
         module,
         index,
@@ -271,7 +278,7 @@ FORMS = {
     one.__name__: one
     for one in (
         *(replicated, plain, fsdp2, side_by_side, full, kinds, flat, narrow),
-        *(fsdp1, tensor, pipeline, three, zero),
+        *(fsdp1, tensor, pipeline, stages, three, zero),
     )
 }
 

@@ -160,3 +160,31 @@ def test_the_same_command_goes_on_when_the_agent_was_killed_with_its_ranks(
     assert steps <= {1, 2, 3}
     assert not list((launcher.directory / "ckpt").glob("step-*/rank-*"))
     assert launcher.survivors() == []
+
+
+# What the device does beside most of what is copied once its minibatches are known.
+BESIDE = {"stages": "idle", "full": "computation", "plain": "computation"}
+
+
+@pytest.mark.parametrize("form", BESIDE)
+def test_snapshots_leave_the_device_where_it_is_idle_and_come_back_the_same(
+    launcher: Launcher, monkeypatch: pytest.MonkeyPatch, form: str
+) -> None:
+    """A pipeline's stages wait for each other; other trainings are never idle, but compute."""
+    monkeypatch.setenv("WIDTH", "256")
+    monkeypatch.setenv("JITCKPT_SNAPSHOT_SPANS", "1")  # its minibatches are short
+    steps = ["--steps", "45"]
+    expected = launcher.run(*RUN, TRAINING, form, "--unprotected", *steps)
+    fault = "rank=1 step=40 phase=backward kind=kill"
+    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *steps)
+    assert result.status == 0, result.err
+    assert digests(result.out, form) == digests(expected.out, form)
+    copied = [event for event in events(launcher, "memory_safe") if event["restart"] == 0][-1]
+    where = copied["copied"]
+    assert isinstance(where, dict)
+    assert where[BESIDE[form]] > 0, where
+    assert where["late"] <= where[BESIDE[form]], where
+    minibatch = copied["minibatch"]
+    assert isinstance(minibatch, dict)
+    assert {"at once", "in spans"} <= minibatch.keys()
+    assert launcher.survivors() == []

@@ -101,6 +101,8 @@ def what_the_events_say(events: list[Event], present: Present, at: float) -> dic
         f"jitckpt_step{of}": {"": 14},  # rank 0 is in its next step
         f"jitckpt_safe_step{of}": {"": max(event["step"] for event in events if event["event"] == "saved")},
         f"jitckpt_memory_safe_step{of}": {},  # all have replicas
+        f"jitckpt_memory_copied_bytes{of}": {},  # the same
+        f"jitckpt_memory_minibatch_seconds{of}": {},
         f"jitckpt_protected_ratio{of}": {"": 1},
         f"jitckpt_goodput_ratio{of}": {"": near(present.spent["useful"] / passed)},
         f"jitckpt_restarts_left{of}": {"": 0},

@@ -82,12 +82,14 @@ NATIVE = {
 # A decision knows no process, no device and no clock.
 PURE = {"decisions", "decisions/transparent", "wire", "errors"}
 PURE_LIBRARIES = {
+    "bisect",
     "collections",
     "dataclasses",
     "enum",
     "fractions",
     "functools",
     "heapq",
+    "itertools",
     "math",
     "re",
     "statistics",

@@ -16,6 +16,7 @@ from jitckpt.agent.sending import MOST_WAITS, MemorySnapshot, Sending
 from jitckpt.decisions import idle_time
 from jitckpt.decisions.idle_time import CAUTION, LATENCY_SECONDS, MOST_SPANS, Idle, Minibatch
 from jitckpt.decisions.pace import SHARE
+from jitckpt.decisions.snapshot_spans import Mark, Profiled
 from jitckpt.decisions.traffic import Span
 from jitckpt.events import EventLog
 from jitckpt.tiers import chunks, host_memory
@@ -27,8 +28,17 @@ MINIBATCH: Minibatch = (1.0, [(0.1, 0.2), (0.15, 0.3), (0.6, 0.9)])
 
 
 def test_what_the_library_writes_is_read() -> None:
-    numbers = [1.0, 2, 0.1, 0.2, 0.5, 0.6, 2.0, 0, 3.0, 1, 0.3, 0.4]
-    assert minibatches_in(numbers) == [(1.0, [(0.1, 0.2), (0.5, 0.6)]), (2.0, []), (3.0, [(0.3, 0.4)])]
+    first = [1.0, 2, 0.1, 0.2, 0, 0.5, 0.6, 1, 3, 0.1, 0, 0.4, 1, 0.9, 3]
+    assert minibatches_in([*first, 2.0, 0, 0, 3.0, 1, 0.3, 0.4, 0, 0]) == [
+        Profiled(
+            1.0,
+            [(0.1, 0.2)],
+            [(0.5, 0.6)],
+            [(0.1, Mark.COLLECTIVE), (0.4, Mark.WAIT_BEGINS), (0.9, Mark.STEP_BEGINS)],
+        ),
+        Profiled(2.0, [], [], []),
+        Profiled(3.0, [(0.3, 0.4)], [], []),
+    ]
     assert minibatches_in([]) == []
 
 
@@ -118,10 +128,10 @@ def test_where_there_is_no_room_nothing_is_planned() -> None:
 
 
 def test_it_is_planned_anew_where_spans_have_drifted() -> None:
-    before = Idle(1.0, (Span(0.0, 0.4), Span(0.6, 0.4)))
-    assert not idle_time.has_drifted(before, Idle(1.0, (Span(0.0, 0.41), Span(0.6, 0.4))), 20)
-    assert idle_time.has_drifted(before, Idle(1.0, (Span(0.0, 0.3), Span(0.6, 0.4))), 20)
-    assert idle_time.has_drifted(before, Idle(1.0, (Span(0.0, 0.4),)), 20)
+    before = (Span(0.0, 0.4), Span(0.6, 0.4))
+    assert not idle_time.has_drifted(before, (Span(0.0, 0.41), Span(0.6, 0.4)), 20)
+    assert idle_time.has_drifted(before, (Span(0.0, 0.3), Span(0.6, 0.4)), 20)
+    assert idle_time.has_drifted(before, (Span(0.0, 0.4),), 20)
 
 
 # What a rank tells its agent, and what that makes of it.

@@ -9,7 +9,7 @@ import pytest
 from simulated_job import SimulatedJob
 
 from jitckpt.cli import main
-from jitckpt.reports.memory_inspection import KeptShard, in_words
+from jitckpt.reports.memory_inspection import KeptShard, copies_in_words, in_words
 
 ONE = KeptShard(1, "0123456789ab", 2, 0, 8, 100, 1.0, safe=True, own=True, timeline="a")
 
@@ -69,3 +69,19 @@ def test_nothing_is_said_of_ranks_whose_agent_is_silent(
     job.progress(6, memory_states={"0": "snap"})
     main(["inspect", "--memory", str(tmp_path)])
     assert "by their snapshots in memory" not in capsys.readouterr().out
+
+
+def test_where_snapshots_were_copied_is_said_of_a_jobs_own_ranks() -> None:
+    def one(rank: int, step: int, *, own: bool = True) -> KeptShard:
+        copied = {"idle": 300, "computation": 100, "late": 0} if own else {}
+        minibatch = {"in spans": 0.5 + rank / 10} if own else {}
+        return KeptShard(
+            1, "job", 2, rank, step, 9, 0.0, safe=True, own=own, copied=copied, minibatch=minibatch
+        )
+
+    found = [one(0, 1), one(0, 2), one(1, 2), one(2, 2, own=False)]
+    assert copies_in_words(found) == [
+        "Job job: its snapshots left the device so: 75% idle, 25% computation. A minibatch takes, by what it "
+        "carries: in spans 0.6 s."
+    ]
+    assert copies_in_words([one(2, 2, own=False)]) == []

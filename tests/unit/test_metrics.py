@@ -74,6 +74,10 @@ def test_the_memory_tier_late_ranks_and_suspects_are_told(job: SimulatedJob) -> 
     memory = {one.labels["kind"]: one.value for one in metrics["jitckpt_memory_bytes"].samples}
     assert memory == {"log": 0, "images": 0, "memory_tier": 1 << 30}
     assert metrics["jitckpt_memory_safe_step"].samples[0].value == 30
+    copied = {one.labels["beside"]: one.value for one in metrics["jitckpt_memory_copied_bytes"].samples}
+    assert copied == {"idle": 1 << 28, "late": 0}
+    [minibatch] = metrics["jitckpt_memory_minibatch_seconds"].samples
+    assert (minibatch.labels, minibatch.value) == ({"carries": "in spans"}, 0.5)
     [healthy] = metrics["jitckpt_memory_ranks"].samples
     assert (healthy.labels, healthy.value) == ({"state": "healthy"}, 16)
     [late] = metrics["jitckpt_rank_late_seconds"].samples

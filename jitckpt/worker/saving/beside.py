@@ -1,7 +1,8 @@
 """What saves and snapshots have in common that are made while the training goes on.
 
 What the step has left on the device is copied into host memory beside the training (host_copies.py). A thread
-does the rest; it makes no device call.
+does the rest; it makes no device call, but where the training goes on to no next step, for copies that are
+put off (in_spans.py).
 """
 
 import threading
@@ -97,6 +98,7 @@ class BesideTraining(ABC):
         error, and the process aborts.
         """
         self._stopping.set()
+        self._copies.drop()
         if self._writer is not None:
             self._writer.join(LAST_SECONDS)
 
@@ -105,6 +107,7 @@ class BesideTraining(ABC):
         while not self._copies.are_there(begun.number):
             if self._stopping.wait(LOOK_SECONDS):
                 return False
+            self._copies.hurry()
         return True
 
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:

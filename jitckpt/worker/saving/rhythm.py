@@ -36,6 +36,11 @@ class Rhythm:
             self._every, self._since = every, since
         return (step - self._since) % self._every == 0
 
+    @property
+    def seconds_between(self) -> float:
+        """How long it is from one snapshot to the next; 0: not known yet."""
+        return self._every * host_memory.word(self._memory, STEP_TIME) / 1e6
+
     def _time(self, step: int) -> None:
         if self._ends and self._ends[-1][0] >= step:
             return

@@ -46,6 +46,7 @@ from jitckpt.worker.saving.beside import Begun, BesideTraining
 from jitckpt.worker.saving.gradients import CannotBeMadeError, StepTaken
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.host_copies import HostCopies
+from jitckpt.worker.saving.in_spans import CopiesInSpans, MinibatchTimes
 from jitckpt.worker.saving.rhythm import Rhythm
 from jitckpt.worker.saving.saver import as_it_is
 from jitckpt.worker.saving.waiting import LOOK_SECONDS, wait_in_device_calls
@@ -126,18 +127,22 @@ class Snapshots(BesideTraining):
         history: History,
         write_word: Callable[[int, int, int], None],
         warn: Callable[[str], None],
+        times: MinibatchTimes | None = None,
+        spans: CopiesInSpans | None = None,
     ) -> None:
-        """timeline: of this start, the same on all ranks."""
+        """timeline: of this start, the same on all ranks. times, spans: where copies may be put off."""
         super().__init__(
             host,
             history,
-            HostCopies(host.device, write_word, self._room_for, measures=True),
+            HostCopies(host.device, write_word, self._room_for, measures=True, spans=spans),
             replica=True,
             reason=REASON,
             warn=warn,
         )
         self._given, self._identity, self._timeline = given, identity, timeline
         self._memory = given.descriptor
+        self._times, self._spans = times, spans
+        self._timed = -1  # the newest step whose end was noted
         self._room = _Room(given.descriptor)
         self._rhythm = Rhythm(given.descriptor, given.every)
         self._windows: dict[int, chunks.Window] = {}  # by slot, as they were last
@@ -195,7 +200,16 @@ class Snapshots(BesideTraining):
         return bool(host_memory.word(self._memory, OFF))
 
     def is_due(self, step: int) -> bool:
-        return self._rhythm.is_due(step) and not self._off
+        is_due = self._rhythm.is_due(step) and not self._off
+        if not is_due:
+            self._next_minibatch(step)
+        return is_due
+
+    def _next_minibatch(self, step: int) -> None:
+        """The minibatch behind `step` begins, as is noted once."""
+        if self._times is not None and step > self._timed:
+            self._timed = step
+            self._times.begins()
 
     def _may_begin(self, step: int) -> bool:
         if not host_memory.word(self._memory, READY):
@@ -203,6 +217,7 @@ class Snapshots(BesideTraining):
         begun = time.monotonic()
         settled = self._is_settled() or self._await(begun + PATIENCE_SECONDS)
         seconds = time.monotonic() - begun
+        self._next_minibatch(step)  # what was waited belongs to the one whose snapshot came late
         if not settled:
             if not self._off:
                 self._rhythm.waited(seconds)
@@ -212,7 +227,13 @@ class Snapshots(BesideTraining):
         host_memory.put_word(
             self._memory, WAITED, host_memory.word(self._memory, WAITED) + int(seconds * 1e6)
         )
-        host_memory.put_word(self._memory, COPY_WAITED, int(self._copies.waited() * 1e6))
+        copy_waited = self._copies.waited()
+        host_memory.put_word(self._memory, COPY_WAITED, int(copy_waited * 1e6))
+        if self._spans is not None:
+            # Where nothing is sent nobody waits for what is copied late, but the next step.
+            until_safe = host_memory.word(self._memory, WAITED) / 1e6 if self._spans.sends else 0.0
+            self._spans.waited(copy_waited + until_safe, self._rhythm.seconds_between)
+            self._spans.compare()
         if self._whole is not None and self._newest > self._restored:
             os.close(self._whole)  # a minibatch is done since: its memory is to be free
             self._whole = None
@@ -249,6 +270,7 @@ class Snapshots(BesideTraining):
         return self._writer is None or not self._writer.is_alive()
 
     def finish(self) -> None:
+        self._copies.put_rest()
         until = time.monotonic() + PATIENCE_SECONDS
         wait_in_device_calls(self._host.device, lambda: self.wait() or self._off, until)
 

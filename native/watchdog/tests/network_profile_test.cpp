@@ -15,7 +15,7 @@ class NetworkProfileTest : public testing::Test {
   static Event event(long number) { return FakeEvents::event(number); }
 
   void boundary(long at) { profile.boundary(event(at), recycle); }
-  void busy(long begin, long end) { profile.busy(event(begin), event(end), recycle); }
+  void busy(long begin, long end) { profile.busy(event(begin), event(end), end - begin == 2, recycle); }
   std::optional<std::vector<Profiled>> take() {
     return profile.take([this](Event one) { return events(one); },
                         [](Event from, Event to) {
@@ -62,6 +62,42 @@ TEST_F(NetworkProfileTest, what_was_ordered_is_there_once_the_device_has_passed_
   EXPECT_EQ((*profiled)[1].busy[0].end, 9);
   EXPECT_FALSE(take());
   EXPECT_EQ(given_back, (std::multiset<long>{1, 2, 10, 11, 13, 14, 15, 20, 24, 29, 30, 31, 32, 40}));
+}
+
+TEST_F(NetworkProfileTest, what_the_stream_comes_to_is_there_with_its_time) {
+  const auto point = [this](long at, Mark mark) { profile.point(event(at), mark, recycle); };
+  profile.order(1, recycle);
+  point(1, Mark::collective);  // of a minibatch that had begun before
+  boundary(10);
+  point(11, Mark::wait_begins);
+  busy(11, 13);
+  point(13, Mark::wait_ends);
+  busy(14, 15);
+  point(19, Mark::step_begins);
+  boundary(20);
+  for (const long one : {13, 15, 20}) events.finish(one);
+  EXPECT_FALSE(take());
+  for (const long one : {11, 13, 19}) events.finish(one);
+  const auto profiled = take();
+  ASSERT_TRUE(profiled);
+  EXPECT_TRUE(profiled->front().busy[0].exchange);
+  EXPECT_FALSE(profiled->front().busy[1].exchange);
+  ASSERT_EQ(profiled->front().points.size(), 3u);
+  EXPECT_EQ(profiled->front().points[0].at, 1);
+  EXPECT_EQ(profiled->front().points[1].mark, Mark::wait_ends);
+  EXPECT_EQ(profiled->front().points[2].mark, Mark::step_begins);
+  EXPECT_EQ(given_back, (std::multiset<long>{1, 10, 11, 11, 13, 13, 14, 15, 19, 20}));
+}
+
+TEST_F(NetworkProfileTest, of_too_many_points_the_first_are_known) {
+  profile.order(1, recycle);
+  boundary(10);
+  for (size_t number = 0; number <= NetworkProfile::most_points; ++number)
+    profile.point(event(11), Mark::collective, recycle);
+  EXPECT_EQ(given_back, (std::multiset<long>{11}));
+  boundary(20);
+  for (const long one : {11, 20}) events.finish(one);
+  EXPECT_EQ(take()->front().points.size(), NetworkProfile::most_points);
 }
 
 TEST_F(NetworkProfileTest, an_order_forgets_the_one_before) {
