@@ -1,12 +1,11 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from jitckpt.bindings.frame_variables import set_variables
+from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.state import plain_values
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow, place_inside, where
 from jitckpt.worker.carried_names import set_behind
@@ -207,14 +206,10 @@ def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str,
 
 
 def _scope(frame: FrameType, place: str, *, clears: bool = True) -> dict[str, Any]:
-    """clears: leave nothing with the frame, as frames.variables_of does."""
+    """clears: leave nothing with the frame."""
     if not where(place).is_function:
         return frame.f_globals
-    local = frame.f_locals
-    scope = {**local}
-    if clears and sys.version_info < (3, 13):
-        local.clear()
-    return scope
+    return own_variables(frame) if clears else {**frame.f_locals}
 
 
 def _module(frame: FrameType) -> str:
