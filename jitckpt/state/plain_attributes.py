@@ -69,7 +69,8 @@ class PlainAttributes:
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._same: dict[Key, Key] = {}  # other names of what is kept under these
         self._named_by: dict[int, Key] = {}  # what can be changed in its place, by ids
-        self._inside: dict[Key, dict[Place, Key]] = {}  # where others' values are in these
+        self.objects: Mapping[str, object] = {}  # that have the attributes of some of the owners
+        self._inside: dict[Key, dict[Place, tuple[str, ...]]] = {}  # where others' values are in these
         self._seen = Seen()  # all else
         self._changed: dict[str, dict[str, Any]] = {}
         self.problems: list[str] = []  # sentences that name what is not kept
@@ -169,9 +170,13 @@ class PlainAttributes:
 
     def _put(self, path: str, name: str, value: Any) -> None:
         here = self._attributes_at(path)
-        whole = plain_values.with_others(value, lambda there, called: self._attributes_at(there)[called])
+        whole = plain_values.with_others(value, self._find)
         here[name] = plain_values.put(here.get(name), whole)
         self._places[path, name] = plain_values.cannot_be_made(value)
+
+    def _find(self, path: str, *name: str) -> Any:
+        """Return an attribute; without a name the object itself."""
+        return self._attributes_at(path)[name[0]] if name else self.objects[path]
 
     def _attributes_at(self, path: str) -> dict[str, Any]:
         attributes: dict[str, Any] = vars(self._owners[path].object)
@@ -251,7 +256,7 @@ class PlainAttributes:
         known = self._marks.get(key, _UNKNOWN)
         before = [*visited] if visited else ()
         try:
-            mark = plain_values.mark(value, visited)
+            mark = plain_values.mark(value, visited, self._named_by)
             is_same, others = plain_values.is_same(mark, known), self._inside.get(key, {})
             if key in self._copies or not is_same:
                 others = self._others_inside(key, value)
@@ -288,20 +293,22 @@ class PlainAttributes:
         self._copies[key], self._inside[key] = copied, others
         return True
 
-    def _others_inside(self, key: Key, value: object) -> dict[Place, Key]:
+    def _others_inside(self, key: Key, value: object) -> dict[Place, tuple[str, ...]]:
         """Return where in a value there is that of another name.
 
         But for one that has this in itself, and what is kept as an attribute of the value.
         """
         own = tuple(f"{key[0]}{mark}{key[1]}." for mark in ":.")
-        found = plain_values.others_inside(value, self._named_by, key)
+        objects = {id(one): (path,) for path, one in self.objects.items()}
+        names = {**objects, **self._named_by}
+        found = plain_values.others_inside(value, names, key, self._built.get(key, {}))
         return {
             place: name
             for place, name in found.items()
             if not (f"{name[0]}.".startswith(own) or self._has_inside(name, key))
         }
 
-    def _has_inside(self, key: Key, other: Key) -> bool:
+    def _has_inside(self, key: Any, other: Key) -> bool:
         names = {*self._inside.get(key, {}).values()}
         return other in names or any(self._has_inside(name, other) for name in names)
 
@@ -318,12 +325,17 @@ class PlainAttributes:
     def _note_same(self, looked_at: Iterable[Key]) -> None:
         """Find the other names of what can be changed in its place: that changes what they all have."""
         names: dict[int, dict[Key, bool]] = defaultdict(dict)
+        objects: dict[int, Key] = {}
         for key in looked_at:
             value = vars(self._owners[key[0]].object).get(key[1])
-            if type(value) not in SCALARS and plain_values.is_changeable(value):
+            if type(value) in SCALARS:
+                continue
+            if plain_values.is_changeable(value):
                 names[id(value)][key] = self._is_built(key, value)
+            elif plain_values.is_object(value) and self._marks.get(key) is not _NOT_PLAIN:
+                objects.setdefault(id(value), key)
         same: dict[Key, Key] = {}
-        self._named_by = {}
+        self._named_by = objects
         for number, keys in names.items():
             kept = [key for key in keys if self._marks.get(key) is not _NOT_PLAIN]
             if kept:

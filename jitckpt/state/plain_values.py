@@ -124,10 +124,11 @@ def is_constant(value: object) -> bool:
     return type(value) in SCALARS or (type(value) is tuple and all(map(is_constant, value)))
 
 
-def mark(value: Any, visited: set[int]) -> Any:
+def mark(value: Any, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> Any:
     """Return what is another once the value is. visited: ids of objects that are told already; it grows.
 
-    Raises NotPlain or TooMuch; what was neither at first and has grown since `copy` finds too much.
+    names: of objects that are told under these, by ids. Raises NotPlain or TooMuch; what was neither at first
+    and has grown since `copy` finds too much.
     """
     kind = type(value)
     if kind in SCALARS:
@@ -138,7 +139,7 @@ def mark(value: Any, visited: set[int]) -> Any:
     if is_new_object and (plain := plain_copy(value.__dict__)) is not None:
         visited.add(id(value))
         return {OBJECT: [kind.__qualname__, plain | dict(slots_of(value))]}
-    return Marks(visited).of(value)
+    return Marks(visited, names).of(value)
 
 
 def is_same(mark: Any, known: Any) -> bool:
@@ -272,10 +273,19 @@ def is_other_name(copied: Any) -> bool:
     return isinstance(copied, dict) and [*copied] == [SAME]
 
 
-def others_inside(value: object, names: Mapping[int, Any], own: object) -> dict[Place, Any]:
-    """Return where in a value there is what has a name of its own. names: by ids; own: the value's."""
+def others_inside(value: object, names: Mapping[int, Any], own: object, built: Built) -> dict[Place, Any]:
+    """Return where in a value there is what has a name of its own. names: by ids; own: the value's.
+
+    built: as the script has built it. An object that it has built there is put back there, as others may know
+    it: of that another variable is no name.
+    """
     found: dict[Place, Any] = {}
     seen: set[int] = set()
+
+    def name_of(part: Any, place: Place) -> Any:
+        name = names.get(id(part), own)
+        is_variable = name != own and len(name) > 1
+        return own if is_variable and is_object(part) and is_held(built.get(place), part) else name
 
     def look(one: Any, place: Place) -> None:
         if id(one) in seen or (parts := _parts_of(one)) is None:
@@ -284,7 +294,7 @@ def others_inside(value: object, names: Mapping[int, Any], own: object) -> dict[
         for key, part in parts:
             if type(part) in SCALARS:
                 continue
-            if (name := names.get(id(part), own)) != own:
+            if (name := name_of(part, (place, key))) != own:
                 found[place, key] = name
             else:
                 look(part, (place, key))
@@ -389,7 +399,7 @@ class Walk:
             return value
         if place in self._others:
             return {SAME: [*self._others[place]]}
-        if self.is_in_new or not (kind in CHANGEABLE or isinstance(value, Tensor | numpy.ndarray)):
+        if self.is_in_new or not (is_changeable(value) or is_object(value)):
             return self._of_any(value, place)
         if self.before is None or is_held(self.before.get(place), value):
             self.built[place] = held(value)
@@ -497,8 +507,14 @@ class Walk:
 class Marks(Walk):
     """Marks of what may be as large as it will."""
 
-    def __init__(self, visited: set[int]) -> None:
+    def __init__(self, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> None:
         super().__init__(visited, TensorMark, digest)
+        self._names = names
+
+    def other(self, value: Any, place: Place) -> Any:
+        if place and id(value) in self._names:
+            return {SAME: [*self._names[id(value)]]}
+        return super().other(value, place)
 
 
 def is_own(value: object) -> bool:
@@ -509,6 +525,11 @@ def is_own(value: object) -> bool:
     ):
         return False  # a frozen one may stand in many places
     return kind in (Namespace, SimpleNamespace) or installed.is_scripts_class(kind)
+
+
+def is_object(value: object) -> bool:
+    """Whether it is such an object, and no member of an enum."""
+    return is_own(value) and not isinstance(value, enum.Enum)
 
 
 def slots_of(value: Any) -> list[tuple[str, Any]]:
@@ -586,7 +607,8 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 
 def _put_object(here: Any, told: list[Any], in_place: bool) -> Any:
     kind, attributes, *module = told
-    if type(here).__qualname__ != kind or not is_own(here):
+    is_alike = type(here).__qualname__ == kind and is_own(here)
+    if not is_alike or (module and not in_place):
         here = _made(_class_called(module[0], kind) if module else None)
     for name, value in attributes.items():
         object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=in_place))

@@ -868,3 +868,57 @@ def test_slots_with_names_of_the_class_s_own_go_on() -> None:
         return [one.said(), more[0].said()]
 
     equal_from_each_step(training, "one._Private__total one.calls more", 4)
+
+
+def test_an_object_that_lies_in_a_list_and_has_a_name_stays_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        meters: list[Meter] = []
+        step = at = boundary(sys._getframe(), -1)
+        while at < 6:
+            meter = Meter(at // 3)
+            meters.append(meter)
+            step = max(step, boundary(sys._getframe(), -2))
+            while step < 3 * (at // 3 + 1):
+                meter.add(step)
+                step = boundary(sys._getframe(), step + 1)
+            at = step
+        return [(one.limit, one.total, one.values) for one in meters]
+
+    def boundary_of(keeper: Keeper, saves: dict[int, Any], begins_at: int) -> Boundary:
+        def boundary(frame: FrameType, step: int) -> int:
+            if step == -1:
+                return begins_at
+            if step == -2:
+                keeper.round += 1
+                keeper.follow(frame, ["meter.total", "meter.values", "meters"])
+                if begins_at and keeper.round == 1:
+                    keeper.kept.restore(saves[begins_at])
+                    keeper.put_back(frame)
+                return begins_at
+            keeper.take(frame)
+            saves[step] = keeper.saved()
+            return step
+
+        return boundary
+
+    saves: dict[int, Any] = {}
+    undisturbed = training(boundary_of(Keeper(), saves, 0))
+    for at in (1, 2, 4, 5):
+        assert training(boundary_of(Keeper(), saves, at)) == undisturbed, at
+
+
+def test_objects_that_the_loop_makes_and_puts_into_a_list_too_stay_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best = first = Meter()
+        seen: list[Meter] = []
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            best.add(step)
+            if step % 2:
+                best = Meter(step)
+                seen.append(best)
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(best), vars(first), [vars(one) for one in seen]]
+
+    equal_from_each_step(training, "best first seen best.total", 6)
+    equal_from_each_step(training, "seen best first best.total", 6)
