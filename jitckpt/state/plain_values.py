@@ -135,10 +135,11 @@ def mark(value: Any, visited: set[int], names: Mapping[int, Any] = MappingProxyT
         return value
     if (plain := plain_copy(value)) is not None:
         return plain
-    is_new_object = is_own(value) and id(value) not in visited and hasattr(value, "__dict__")
-    if is_new_object and (plain := plain_copy(value.__dict__)) is not None:
-        visited.add(id(value))
-        return {OBJECT: [kind.__qualname__, plain | dict(slots_of(value))]}
+    if is_own(value) and id(value) not in visited:
+        plain = plain_copy(dict(attributes_of(value)))
+        if plain is not None:
+            visited.add(id(value))
+            return {OBJECT: [kind.__qualname__, plain]}
     return Marks(visited, names).of(value)
 
 
@@ -310,7 +311,7 @@ def _parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
         return [*value.items()]
     if kind in (list, tuple, deque):
         return None if SCALARS.issuperset(map(type, value)) else enumerate([*value])
-    return [*getattr(value, "__dict__", {}).items(), *slots_of(value)] if is_own(value) else None
+    return attributes_of(value) if is_own(value) else None
 
 
 def other_names_in(copied: Any) -> set[Any]:
@@ -493,7 +494,7 @@ class Walk:
             raise NotPlain  # another name of what is told already
         self._visited.add(id(value))
         found = {}
-        for name, one in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
+        for name, one in attributes_of(value):
             self.take(1, 0)
             try:
                 found[name] = self.of(one, (place, name))
@@ -530,6 +531,14 @@ def is_own(value: object) -> bool:
 def is_object(value: object) -> bool:
     """Whether it is such an object, and no member of an enum."""
     return is_own(value) and not isinstance(value, enum.Enum)
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object has in attributes. Raises NotPlain if its own code for these fails."""
+    try:
+        return [*getattr(value, "__dict__", {}).items(), *slots_of(value)]
+    except Exception as error:
+        raise NotPlain from error
 
 
 def slots_of(value: Any) -> list[tuple[str, Any]]:

@@ -534,6 +534,24 @@ def test_a_failure_in_it_ends_it_and_not_the_training(monkeypatch: pytest.Monkey
     assert total == 1.0
 
 
+class Raising:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("not for you")
+
+
+def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
+    keeper, raising, total = Keeper(), Raising(), 1.0
+    frame = sys._getframe()
+    for have_changed in (False, True):
+        keeper.follow(frame, ["raising", "raising.value", "total"], have_changed=have_changed)
+        assert not keeper.keeps(frame, "raising")
+    total += 1
+    keeper.take(frame)
+    assert [*keeper.saved().values()] == [{"total": total}]
+    assert (keeper.warned, type(raising)) == ([], Raising)
+
+
 def test_each_name_is_said_once() -> None:
     keeper = Keeper()
     keeper.say_kept(["a", "b", "a"])
@@ -922,3 +940,37 @@ def test_objects_that_the_loop_makes_and_puts_into_a_list_too_stay_one() -> None
 
     equal_from_each_step(training, "best first seen best.total", 6)
     equal_from_each_step(training, "seen best first best.total", 6)
+
+
+class Listing:
+    __slots__ = ("values",)
+
+
+class OpenListing(Listing):
+    def __init__(self) -> None:
+        self.values, self.limit = [0], 4
+
+
+def test_a_list_in_a_slot_of_an_object_that_has_other_attributes_goes_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        listings = [OpenListing()]
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            listings[0].values.append(step)
+            step = boundary(sys._getframe(), step + 1)
+        return [one.values for one in listings]
+
+    equal_from_each_step(training, "listings", 4)
+
+
+def test_a_list_in_a_slot_of_a_variable_goes_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best = None
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            best = best or OpenListing()
+            best.values.append(step)
+            step = boundary(sys._getframe(), step + 1)
+        return best.values if best else []
+
+    equal_from_each_step(training, "best", 4)
