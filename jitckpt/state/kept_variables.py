@@ -10,6 +10,7 @@ import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import cache
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy
@@ -32,6 +33,7 @@ LACKING = (
     "functions and variables around the loop as in the start that has saved."
 )
 
+NOTHING: Mapping[str, object] = MappingProxyType({})
 Scopes = Mapping[str, Mapping[str, Any]]  # variables by their names, of the places that are there now
 
 
@@ -111,16 +113,18 @@ class KeptVariables:
         return self._names.keys() | self._saved.keys()
 
     @contextmanager
-    def looking(self, scopes: Scopes) -> Iterator[None]:
-        """Have the values of the places that are there.
+    def looking(self, scopes: Scopes, objects: Mapping[str, object] = NOTHING) -> Iterator[None]:
+        """Have the values of the places that are there. objects: which some of the places are inside of.
 
         Between two looks none is held: the script may let go of a tensor to have its memory for the next one.
         """
         try:
             for place in scopes.keys() & self._names.keys():
                 self._fill(place, scopes[place])
+            self._attributes.objects = objects
             yield
         finally:
+            self._attributes.objects = NOTHING
             for values in self._values.values():
                 values.clear()
 
@@ -201,14 +205,20 @@ class KeptVariables:
         """Whether `capture` and `capture_counters` would return the same objects."""
         return self._captured is self._given and self._counters.capture() is self._counted
 
-    def now(self, scopes: Scopes, built: Mapping[str, Collection[str]]) -> VariablesNow:
+    def now(
+        self,
+        scopes: Scopes,
+        built: Mapping[str, Collection[str]],
+        objects: Mapping[str, object] = NOTHING,
+    ) -> VariablesNow:
         """Return what they are now, in the middle of an iteration, and leave all as it was looked at last.
 
-        What is new on a device is as it was then: what the host has ordered there may never be done.
+        objects: as of looking. What is new on a device is as it was then: what the host has ordered there may
+        never be done.
         """
         scopes = {place: scope for place, scope in scopes.items() if place in self._there}
         now = self._as_looked_at_last()
-        with now.looking(scopes):
+        with now.looking(scopes, objects):
             now.look(scopes, built)
         told = self._told | now._told  # what is not there now, as a generator between two batches, waits
         before, unchanged = self._told, []

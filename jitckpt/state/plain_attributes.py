@@ -15,7 +15,7 @@ from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SAME, SCALARS, Built, NotPlain, OfProcess, Tensors, TooMuch
+from jitckpt.state.plain_values import SAME, SCALARS, Built, NotPlain, OfProcess, Place, Tensors, TooMuch
 
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
@@ -68,6 +68,9 @@ class PlainAttributes:
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._same: dict[Key, Key] = {}  # other names of what is kept under these
+        self._named_by: dict[int, Key] = {}  # what can be changed in its place, by ids
+        self.objects: Mapping[str, object] = {}  # that have the attributes of some of the owners
+        self._inside: dict[Key, dict[Place, tuple[str, ...]]] = {}  # where others' values are in these
         self._seen = Seen()  # all else
         self._changed: dict[str, dict[str, Any]] = {}
         self.problems: list[str] = []  # sentences that name what is not kept
@@ -80,7 +83,7 @@ class PlainAttributes:
         self._owners = owners
         for known_of in (
             *(self._marks, self._copies, self._tensors),
-            *(self._sizes, self._built, self._places),
+            *(self._sizes, self._built, self._places, self._inside),
         ):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
@@ -146,31 +149,38 @@ class PlainAttributes:
 
     def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put back what `changed` returned; what there is no place for is named in `problems`."""
-        entries = [(path, *entry) for path, attributes in saved.items() for entry in attributes.items()]
-        # What other names are of comes first.
-        for path, name, value in sorted(entries, key=lambda entry: plain_values.is_other_name(entry[2])):
-            try:
-                self._put(path, name, value)
-            except LookupError:
-                self.problems.append(plain_values.LACKING.format(name=self._named(path, name)))
-                continue
-            self._copies[path, name] = None  # from now on it is in each save
-            self._marks[path, name] = _UNKNOWN
+        waiting = {(path, name): value for path, of in saved.items() for name, value in of.items()}
+        while waiting:
+            self._put_next(next(iter(waiting)), waiting)
         self._look(())
         self._tell()
 
+    def _put_next(self, key: Key, waiting: dict[Key, Any]) -> None:
+        """Put back one of these, and before that what other names in it are of."""
+        value = waiting.pop(key)
+        for other in plain_values.other_names_in(value) & waiting.keys():
+            self._put_next(other, waiting)
+        try:
+            self._put(*key, value)
+        except LookupError:
+            self.problems.append(plain_values.LACKING.format(name=self._named(*key)))
+            return
+        self._copies[key] = None  # from now on it is in each save
+        self._marks[key] = _UNKNOWN
+
     def _put(self, path: str, name: str, value: Any) -> None:
-        if path not in self._owners:
-            raise LookupError
-        here = vars(self._owners[path].object)
-        if plain_values.is_other_name(value):
-            there, called = value[SAME]
-            if there not in self._owners or called not in vars(self._owners[there].object):
-                raise LookupError
-            here[name] = vars(self._owners[there].object)[called]
-        else:
-            here[name] = plain_values.put(here.get(name), value)
-            self._places[path, name] = plain_values.cannot_be_made(value)
+        here = self._attributes_at(path)
+        whole = plain_values.with_others(value, self._find)
+        here[name] = plain_values.put(here.get(name), whole)
+        self._places[path, name] = plain_values.cannot_be_made(value)
+
+    def _find(self, path: str, *name: str) -> Any:
+        """Return an attribute; without a name the object itself."""
+        return self._attributes_at(path)[name[0]] if name else self.objects[path]
+
+    def _attributes_at(self, path: str) -> dict[str, Any]:
+        attributes: dict[str, Any] = vars(self._owners[path].object)
+        return attributes
 
     def kept(self) -> set[object]:
         """Return what is kept, as pairs of an object's id and an attribute's name, and the value's id."""
@@ -246,12 +256,20 @@ class PlainAttributes:
         known = self._marks.get(key, _UNKNOWN)
         before = [*visited] if visited else ()
         try:
-            mark = plain_values.mark(value, visited)
-            if plain_values.is_same(mark, known):
+            mark = plain_values.mark(value, visited, self._named_by)
+            is_same, others = plain_values.is_same(mark, known), self._inside.get(key, {})
+            if key in self._copies or not is_same:
+                others = self._others_inside(key, value)
+            if is_same and others == self._inside.get(key, {}):
                 return False
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
             copied, tensors, built = plain_values.copy(
-                value, before, known_tensors, built, self._lies_in_parameter
+                value,
+                before,
+                known_tensors,
+                built,
+                lies_in_parameter=self._lies_in_parameter,
+                others=others,
             )
             if plain_values.cannot_be_made(copied) - self._places.get(key, set()):
                 raise NotPlain  # a restart does not build these
@@ -265,22 +283,41 @@ class PlainAttributes:
                 self._said.add(key)
                 self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
             self._marks[key] = _NOT_PLAIN
-            self._sizes.pop(key, None)
-            self._built.pop(key, None)
+            for known_of in (self._sizes, self._built, self._inside):
+                known_of.pop(key, None)
             return self._copies.pop(key, None) is not None
         except TooMuch:
             self._drop(key, value)
             return True
         self._marks[key], self._tensors[key], self._built[key] = mark, tensors, built
-        self._copies[key] = copied
+        self._copies[key], self._inside[key] = copied, others
         return True
+
+    def _others_inside(self, key: Key, value: object) -> dict[Place, tuple[str, ...]]:
+        """Return where in a value there is that of another name.
+
+        But for one that has this in itself, and what is kept as an attribute of the value.
+        """
+        own = tuple(f"{key[0]}{mark}{key[1]}." for mark in ":.")
+        objects = {id(one): (path,) for path, one in self.objects.items()}
+        names = {**objects, **self._named_by}
+        found = plain_values.others_inside(value, names, key, self._built.get(key, {}))
+        return {
+            place: name
+            for place, name in found.items()
+            if not (f"{name[0]}.".startswith(own) or self._has_inside(name, key))
+        }
+
+    def _has_inside(self, key: Any, other: Key) -> bool:
+        names = {*self._inside.get(key, {}).values()}
+        return other in names or any(self._has_inside(name, other) for name in names)
 
     def _name_again(self, key: Key, first: Key) -> bool:
         """Tell one as another name of what is kept under the first; return whether that is new."""
         told = {SAME: [*first]}
         if self._marks.get(key) == told:
             return False
-        for known in (self._tensors, self._sizes, self._built, self._places):
+        for known in (self._tensors, self._sizes, self._built, self._places, self._inside):
             known.pop(key, None)
         self._marks[key] = self._copies[key] = told
         return True
@@ -288,15 +325,22 @@ class PlainAttributes:
     def _note_same(self, looked_at: Iterable[Key]) -> None:
         """Find the other names of what can be changed in its place: that changes what they all have."""
         names: dict[int, dict[Key, bool]] = defaultdict(dict)
+        objects: dict[int, Key] = {}
         for key in looked_at:
             value = vars(self._owners[key[0]].object).get(key[1])
-            if type(value) not in SCALARS and plain_values.is_changeable(value):
+            if type(value) in SCALARS:
+                continue
+            if plain_values.is_changeable(value):
                 names[id(value)][key] = self._is_built(key, value)
+            elif plain_values.is_object(value) and self._marks.get(key) is not _NOT_PLAIN:
+                objects.setdefault(id(value), key)
         same: dict[Key, Key] = {}
-        for keys in names.values():
+        self._named_by = objects
+        for number, keys in names.items():
             kept = [key for key in keys if self._marks.get(key) is not _NOT_PLAIN]
-            if kept and len(keys) > 1:
+            if kept:
                 first = min(kept, key=lambda key: (not keys[key], key))
+                self._named_by[number] = first
                 same |= {key: first for key, is_built in keys.items() if key != first and not is_built}
         for key in self._same.keys() - same.keys():
             self._marks[key] = _UNKNOWN
@@ -321,7 +365,7 @@ class PlainAttributes:
     def _leave(self, key: Key) -> None:
         self._dropped.add(key)
         self._by_value = [one for one in self._by_value if one != key]
-        for known in (self._copies, self._tensors, self._sizes, self._built):
+        for known in (self._copies, self._tensors, self._sizes, self._built, self._inside):
             known.pop(key, None)
 
     def _tell(self) -> None:

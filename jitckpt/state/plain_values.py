@@ -17,10 +17,11 @@ import threading
 import weakref
 from argparse import Namespace
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import cache
 from itertools import zip_longest
-from types import SimpleNamespace
+from types import MappingProxyType, MemberDescriptorType, SimpleNamespace
 from typing import Any
 
 import numpy
@@ -123,21 +124,23 @@ def is_constant(value: object) -> bool:
     return type(value) in SCALARS or (type(value) is tuple and all(map(is_constant, value)))
 
 
-def mark(value: Any, visited: set[int]) -> Any:
+def mark(value: Any, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> Any:
     """Return what is another once the value is. visited: ids of objects that are told already; it grows.
 
-    Raises NotPlain or TooMuch; what was neither at first and has grown since `copy` finds too much.
+    names: of objects that are told under these, by ids. Raises NotPlain or TooMuch; what was neither at first
+    and has grown since `copy` finds too much.
     """
     kind = type(value)
     if kind in SCALARS:
         return value
     if (plain := plain_copy(value)) is not None:
         return plain
-    is_new_object = is_own(value) and id(value) not in visited and hasattr(value, "__dict__")
-    if is_new_object and (plain := plain_copy(value.__dict__)) is not None:
-        visited.add(id(value))
-        return {OBJECT: [kind.__qualname__, plain | dict(slots_of(value))]}
-    return Marks(visited).of(value)
+    if is_own(value) and id(value) not in visited:
+        plain = plain_copy(dict(attributes_of(value)))
+        if plain is not None:
+            visited.add(id(value))
+            return {OBJECT: [kind.__qualname__, plain]}
+    return Marks(visited, names).of(value)
 
 
 def is_same(mark: Any, known: Any) -> bool:
@@ -175,13 +178,15 @@ def copy(
     visited: Collection[int],
     known: Tensors,
     built: Built | None,
+    *,
     lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
+    others: Mapping[Place, Any] = MappingProxyType({}),
 ) -> tuple[Any, Tensors, Built]:
     """Return a copy that tree_codec can encode, the copies of tensors in it, and what is built of it.
 
     visited: as of `mark`, before that. known: the copies of the last time. built: what the script has built
     of it, None for all. lies_in_parameter: a tensor that does is no plain value, but where the script has
-    built it. Raises NotPlain or TooMuch.
+    built it. others: as `others_inside` says of it. Raises NotPlain or TooMuch.
     """
     tensors: Tensors = {}
 
@@ -195,7 +200,7 @@ def copy(
         tensors[id(tensor)] = before
         return before[1]
 
-    walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True)
+    walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True, others=others)
     return walk.of(value), tensors, walk.built
 
 
@@ -269,6 +274,70 @@ def is_other_name(copied: Any) -> bool:
     return isinstance(copied, dict) and [*copied] == [SAME]
 
 
+def others_inside(value: object, names: Mapping[int, Any], own: object, built: Built) -> dict[Place, Any]:
+    """Return where in a value there is what has a name of its own. names: by ids; own: the value's.
+
+    built: as the script has built it. An object that it has built there is put back there, as others may know
+    it: of that another variable is no name.
+    """
+    found: dict[Place, Any] = {}
+    seen: set[int] = set()
+
+    def name_of(part: Any, place: Place) -> Any:
+        name = names.get(id(part), own)
+        is_variable = name != own and len(name) > 1
+        return own if is_variable and is_object(part) and is_held(built.get(place), part) else name
+
+    def look(one: Any, place: Place) -> None:
+        if id(one) in seen or (parts := _parts_of(one)) is None:
+            return
+        seen.add(id(one))
+        for key, part in parts:
+            if type(part) in SCALARS:
+                continue
+            if (name := name_of(part, (place, key))) != own:
+                found[place, key] = name
+            else:
+                look(part, (place, key))
+
+    look(value, ())
+    return found
+
+
+def _parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
+    """Return what a value has inside, by keys; None if nothing there can be changed in its place."""
+    kind = type(value)
+    if kind in DICTS:
+        return [*value.items()]
+    if kind in (list, tuple, deque):
+        return None if SCALARS.issuperset(map(type, value)) else enumerate([*value])
+    return attributes_of(value) if is_own(value) else None
+
+
+def other_names_in(copied: Any) -> set[Any]:
+    """Return the names under which parts of a copy are kept, or all of it."""
+    if is_other_name(copied):
+        return {tuple(copied[SAME])}
+    parts = copied.values() if isinstance(copied, dict) else copied
+    return (
+        {name for part in parts for name in other_names_in(part)}
+        if isinstance(copied, dict | list | tuple | deque)
+        else set()
+    )
+
+
+def with_others(copied: Any, find: Callable[..., Any]) -> Any:
+    """Return a copy with what is kept under other names. find: returns that, by its name."""
+    if not other_names_in(copied):
+        return copied
+    if is_other_name(copied):
+        return {SAME: find(*copied[SAME])}
+    if isinstance(copied, dict):
+        return type(copied)({key: with_others(one, find) for key, one in copied.items()})
+    parts = [with_others(one, find) for one in copied]
+    return deque(parts, copied.maxlen) if isinstance(copied, deque) else type(copied)(parts)
+
+
 def is_changeable(value: object) -> bool:
     """Whether it is plain, as a rule, and other names of it see what is changed in its place.
 
@@ -307,12 +376,14 @@ class Walk:
         before: Built | None = None,
         skips: bool = True,
         packs: bool = False,
+        others: Mapping[Place, Any] = MappingProxyType({}),
     ) -> None:
         """before: what the script has built of the value; None: that is all as it is.
 
         skips: leave out what is not plain in objects. packs: have a tensor stand for a list of numbers.
+        others: places of what is told under names of its own, with these.
         """
-        self._skips, self._packs = skips, packs
+        self._skips, self._packs, self._others = skips, packs, others
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self.depth = self.most_values, self.most_bytes, DEPTH
         self._in_container = False
@@ -327,7 +398,9 @@ class Walk:
             if kind is str or kind is bytes:
                 self.take(0, len(value))
             return value
-        if self.is_in_new or not (kind in CHANGEABLE or isinstance(value, Tensor | numpy.ndarray)):
+        if place in self._others:
+            return {SAME: [*self._others[place]]}
+        if self.is_in_new or not (is_changeable(value) or is_object(value)):
             return self._of_any(value, place)
         if self.before is None or is_held(self.before.get(place), value):
             self.built[place] = held(value)
@@ -421,7 +494,7 @@ class Walk:
             raise NotPlain  # another name of what is told already
         self._visited.add(id(value))
         found = {}
-        for name, one in [*getattr(value, "__dict__", {}).items(), *slots_of(value)]:
+        for name, one in attributes_of(value):
             self.take(1, 0)
             try:
                 found[name] = self.of(one, (place, name))
@@ -435,8 +508,14 @@ class Walk:
 class Marks(Walk):
     """Marks of what may be as large as it will."""
 
-    def __init__(self, visited: set[int]) -> None:
+    def __init__(self, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> None:
         super().__init__(visited, TensorMark, digest)
+        self._names = names
+
+    def other(self, value: Any, place: Place) -> Any:
+        if place and id(value) in self._names:
+            return {SAME: [*self._names[id(value)]]}
+        return super().other(value, place)
 
 
 def is_own(value: object) -> bool:
@@ -449,14 +528,35 @@ def is_own(value: object) -> bool:
     return kind in (Namespace, SimpleNamespace) or installed.is_scripts_class(kind)
 
 
+def is_object(value: object) -> bool:
+    """Whether it is such an object, and no member of an enum."""
+    return is_own(value) and not isinstance(value, enum.Enum)
+
+
+def attributes_of(value: Any) -> list[tuple[str, Any]]:
+    """Return what an object has in attributes. Raises NotPlain if its own code for these fails."""
+    try:
+        return [*getattr(value, "__dict__", {}).items(), *slots_of(value)]
+    except Exception as error:
+        raise NotPlain from error
+
+
 def slots_of(value: Any) -> list[tuple[str, Any]]:
     """Return what an object keeps in __slots__."""
-    names = [name for kind in type(value).__mro__ for name in _listed(vars(kind).get("__slots__", ()))]
-    return [(name, getattr(value, name)) for name in names if hasattr(value, name)]
+    kind: Any = type(value)
+    return [(name, getattr(value, name)) for name in _slots_in(kind) if hasattr(value, name)]
 
 
-def _listed(names: str | Iterable[str]) -> Iterable[str]:
-    return (names,) if isinstance(names, str) else names
+@cache
+def _slots_in(kind: type) -> list[str]:
+    """Return the names of a class's slots, as it calls them: a private one has the class's name before it."""
+    return [
+        name
+        for base in kind.__mro__
+        if "__slots__" in vars(base)
+        for name, one in vars(base).items()
+        if isinstance(one, MemberDescriptorType)
+    ]
 
 
 def plain_copy(value: Any) -> Any:
@@ -516,7 +616,8 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 
 def _put_object(here: Any, told: list[Any], in_place: bool) -> Any:
     kind, attributes, *module = told
-    if type(here).__qualname__ != kind or not is_own(here):
+    is_alike = type(here).__qualname__ == kind and is_own(here)
+    if not is_alike or (module and not in_place):
         here = _made(_class_called(module[0], kind) if module else None)
     for name, value in attributes.items():
         object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=in_place))
@@ -557,6 +658,10 @@ def _put_numbers(here: Any, told: Tensor, in_place: bool) -> Any:
 
 def _put_new(here: Any, told: Any, in_place: bool) -> Any:
     return put(here, told, in_place=False)
+
+
+def _put_same(here: Any, told: Any, in_place: bool) -> Any:
+    return told
 
 
 def _leave(here: Any, told: str, in_place: bool) -> Any:
@@ -611,6 +716,7 @@ _MEANINGS: dict[Any, Callable[[Any, Any, bool], Any]] = {
     NEW: _put_new,
     AS_BUILT: _leave,
     NUMBERS: _put_numbers,
+    SAME: _put_same,
 }
 _BY_KIND: dict[type, Callable[[Any, Any, bool], Any]] = {
     numpy.ndarray: _put_array,

@@ -1,10 +1,10 @@
 """The frames of the script's own code, and what variables they have."""
 
 import inspect
-import sys
 from collections.abc import Iterator
 from types import FrameType
 
+from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.system import installed
 from jitckpt.worker.carried_names import loops_around
 
@@ -12,16 +12,8 @@ _LIBRARIES = installed.folders()
 
 
 def variables_of(frame: FrameType) -> dict[str, object]:
-    """Return what a frame's code can read by name, and leave nothing of it with the frame.
-
-    Before Python 3.13 a function's frame keeps the dict that it was asked for, and all in it (PEP 667): the
-    outputs of one minibatch would stay in the device's memory as long as the loop runs.
-    """
-    local = frame.f_locals
-    scope = {**frame.f_globals, **local}
-    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
-        local.clear()
-    return scope
+    """Return what a frame's code can read by name, and leave nothing of it with the frame."""
+    return frame.f_globals | own_variables(frame)
 
 
 def names_of(frame: FrameType) -> set[str]:

@@ -1,12 +1,11 @@
 """Variables that a loop sets in some iterations alone, and reads in others: a restart has them not."""
 
-import inspect
-import sys
 import weakref
 from collections.abc import Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.worker.carried_names import held, made_when_missing
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -42,14 +41,12 @@ class HeldVariables:
             frame = frame.f_back
         if frame is None or frame.f_lasti != self._place:
             return []
-        scope = frame.f_locals
+        scope = own_variables(frame)
         for name, before in self._marks.items():
             value = scope.get(name, _ABSENT)
             if before is not _UNKNOWN:
                 (self._kept if _is_same(before, value) else self._changed).add(name)
             self._marks[name] = _mark(value)
-        if sys.version_info < (3, 13) and self._code.co_flags & inspect.CO_OPTIMIZED:
-            scope.clear()  # as script_variables.variables_of does
         found = [*(self._kept & self._changed)] if self._changed else []
         for name in found:
             del self._marks[name]

@@ -108,8 +108,11 @@ def _filled(cells: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
 
 
 def _held_by_object(value: Any) -> dict[str, Any] | None:
-    attributes: dict[str, Any] | None = getattr(value, "__dict__", None)
-    slots = dict(plain_values.slots_of(value))
+    try:
+        attributes: dict[str, Any] | None = getattr(value, "__dict__", None)
+        slots = dict(plain_values.slots_of(value))
+    except Exception:
+        return None  # its own code for them fails
     return (
         HeldValues({**(attributes or {}), **slots}, partial(object.__setattr__, value))
         if slots

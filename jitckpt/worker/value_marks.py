@@ -23,6 +23,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.state.plain_values import slots_of
 from jitckpt.system import installed
@@ -69,7 +70,10 @@ def advanced(iterator: Any) -> object:
         return object()
     if isinstance(iterator, GeneratorType):
         frame = iterator.gi_frame
-        return frame and (frame.f_lasti, {name: rebound(value) for name, value in frame.f_locals.items()})
+        return frame and (
+            frame.f_lasti,
+            {name: rebound(value) for name, value in own_variables(frame).items()},
+        )
     return repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
 
 

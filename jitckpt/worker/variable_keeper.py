@@ -1,12 +1,11 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
-from jitckpt.bindings.frame_variables import set_variables
+from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.state import plain_values
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow, place_inside, where
 from jitckpt.worker.carried_names import set_behind
@@ -99,7 +98,7 @@ class VariableKeeper:
             built = self._built(frames) if is_new_round else {}
             self._depth = _depth(frames)
             scopes = self._scopes(frames)
-            with self._kept.looking(scopes):
+            with self._kept.looking(scopes, _objects(scopes)):
                 self._kept.take(scopes, built, same_round=not is_new_round)
         except Exception as error:
             self._give_up(error)
@@ -120,7 +119,8 @@ class VariableKeeper:
             return None
         frames = _frames(scripts[-self._depth])  # a function that these call may be one of them once more
         built = self._built(frames) if self._of_round() != self._round else {}
-        standing = self._kept.now(self._scopes(frames, clears=False), built)
+        scopes = self._scopes(frames, clears=False)
+        standing = self._kept.now(scopes, built, _objects(scopes))
         code = scripts[0].f_code
         return standing._replace(at=f"{code.co_filename}:{scripts[0].f_lineno}, in {code.co_qualname}")
 
@@ -146,14 +146,14 @@ class VariableKeeper:
                 frames, {place: of for place, of in self._scopes(frames).items() if place in lacking}
             )
             scopes = self._scopes(frames)
-            with self._kept.looking(scopes):  # a failure may come before the loop goes on
+            with self._kept.looking(scopes, _objects(scopes)):  # a failure may come before the loop goes on
                 self._kept.look(scopes, self._built(frames))
         except Exception as error:
             self._give_up(error)
 
     def _put_into(self, frames: dict[str, list[FrameType]], scopes: dict[str, dict[str, Any]]) -> None:
         functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
-        with self._kept.looking(scopes):
+        with self._kept.looking(scopes, _objects(scopes)):
             new = self._kept.put(scopes, {place: names_of(one) for place, one in functions.items()})
         for place, values in new.items():
             if place in functions:
@@ -199,22 +199,32 @@ class VariableKeeper:
 
 def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
     """Return the variables of a place. scopes: those of frames; modules are there as they are loaded."""
-    module, function, path = where(place)
-    scope = scopes.get(where(place).outer)
-    if scope is None and not function:
-        scope = variables_of_module(module)
+    scope = _outer_scope(place, scopes)
+    path = where(place).object
     return scope if scope is None or not path else held_by(reach(scope, path))
 
 
+def _objects(scopes: Mapping[str, dict[str, Any]]) -> dict[str, object]:
+    """Return the script's own objects that places are inside of."""
+    found = {}
+    for place in scopes:
+        if (path := where(place).object) and (scope := _outer_scope(place, scopes)) is not None:
+            value = reach(scope, path)
+            if plain_values.is_object(value):
+                found[place] = value
+    return found
+
+
+def _outer_scope(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
+    scope = scopes.get(where(place).outer)
+    return variables_of_module(where(place).module) if scope is None and not where(place).function else scope
+
+
 def _scope(frame: FrameType, place: str, *, clears: bool = True) -> dict[str, Any]:
-    """clears: leave nothing with the frame, as frames.variables_of does."""
+    """clears: leave nothing with the frame."""
     if not where(place).is_function:
         return frame.f_globals
-    local = frame.f_locals
-    scope = {**local}
-    if clears and sys.version_info < (3, 13):
-        local.clear()
-    return scope
+    return own_variables(frame) if clears else {**frame.f_locals}
 
 
 def _module(frame: FrameType) -> str:

@@ -355,7 +355,7 @@ def test_no_plain_value(value: Any) -> None:
 def test_cycles_end() -> None:
     one, other = SimpleNamespace(number=1), SimpleNamespace(number=2)
     one.other, other.one = other, one
-    told_one, *_ = plain_values.copy(one, set(), {}, {})
+    told_one, *_ = plain_values.copy(one, set(), {}, None)
     assert told_one["*object"][1]["other"]["*object"][1]["number"] == 2
     endless: list[Any] = []
     endless.append(endless)

@@ -16,7 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt.bindings.frame_variables import set_variables
+from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.encoding import packed
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import counters, plain_values
@@ -534,6 +534,24 @@ def test_a_failure_in_it_ends_it_and_not_the_training(monkeypatch: pytest.Monkey
     assert total == 1.0
 
 
+class Raising:
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        raise ValueError("not for you")
+
+
+def test_what_a_variable_raises_is_not_the_trainings_affair() -> None:
+    keeper, raising, total = Keeper(), Raising(), 1.0
+    frame = sys._getframe()
+    for have_changed in (False, True):
+        keeper.follow(frame, ["raising", "raising.value", "total"], have_changed=have_changed)
+        assert not keeper.keeps(frame, "raising")
+    total += 1
+    keeper.take(frame)
+    assert [*keeper.saved().values()] == [{"total": total}]
+    assert (keeper.warned, type(raising)) == ([], Raising)
+
+
 def test_each_name_is_said_once() -> None:
     keeper = Keeper()
     keeper.say_kept(["a", "b", "a"])
@@ -593,6 +611,22 @@ def test_variables_are_set_from_outside() -> None:
     assert next(one) == 1
     set_variables(one.gi_frame, {"inside": 8})  # type: ignore[attr-defined]
     assert next(one) == 8
+
+
+def test_what_the_script_has_got_from_locals_stays_as_it_is() -> None:
+    def training(rate: float, look: Callable[[FrameType], object]) -> dict[str, Any]:
+        config = locals()
+        outputs = Opaque()
+        look(sys._getframe())
+        assert (rate, type(outputs)) == (0.2, Opaque)
+        return config
+
+    def look(frame: FrameType) -> None:
+        assert own_variables(frame)["rate"] == 0.1
+        set_variables(frame, {"rate": 0.2})
+        assert own_variables(frame)["rate"] == 0.2
+
+    assert training(0.1, look) == {"rate": 0.1, "look": look}
 
 
 class Phase(enum.Enum):
@@ -777,3 +811,166 @@ def test_an_object_that_the_loop_makes_comes_back_with_what_was_seen_inside_of_i
     values = training(first, {})
     assert training(second, first.saved()) == values
     assert second.lacking() == ""
+
+
+def test_what_lies_in_a_list_and_has_a_name_stays_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        row: dict[str, Any] = {"loss": 0.0}
+        rows, best = [row], deque([row], 2)
+        last: tuple[Any, ...] = ()
+        mean, means = torch.zeros(2), {"mean": torch.ones(2)}
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            if step % 3 == 1:
+                row = {"loss": float(step)}
+                rows.append(row)
+                means["mean"] = mean
+            if step == 4:
+                best, last = deque([rows[1]], 2), (row, rows)
+                mean = torch.ones(2)
+            row["loss"] += step
+            mean += step
+            step = boundary(sys._getframe(), step + 1)
+        return [rows, row, [*best], last, mean.tolist(), means["mean"].tolist()]
+
+    equal_from_each_step(training, "row rows best last mean means", 6)
+
+
+def test_what_an_object_has_in_a_list_and_a_variable_too_stays_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        meters, values = [Meter()], [0.0]
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            if step == 1:
+                meters[0].values = values
+            meters[0].add(step)
+            values.append(-step)
+            step = boundary(sys._getframe(), step + 1)
+        return [meters[0].values, values]
+
+    equal_from_each_step(training, "meters values", 4)
+
+
+def test_lists_that_lie_in_each_other_are_said() -> None:
+    keeper = Keeper()
+    first: list[Any] = []
+    second: list[Any] = [first]
+    keeper.follow(sys._getframe(), ["first", "second"])
+    first.append(second)
+    keeper.take(sys._getframe())
+    assert "which has become a list" in "".join(keeper.warned)
+
+
+class Private:
+    __slots__ = ("__total", "__weakref__", "calls")
+
+    def __init__(self) -> None:
+        self.__total, self.calls = 0.0, 0
+
+    def add(self, value: float) -> None:
+        self.__total += value
+        self.calls += 1
+
+    def said(self) -> tuple[float, int]:
+        return self.__total, self.calls
+
+
+def test_slots_with_names_of_the_class_s_own_go_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        one, more = Private(), [Private()]
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            one.add(step)
+            more[0].add(step)
+            step = boundary(sys._getframe(), step + 1)
+        return [one.said(), more[0].said()]
+
+    equal_from_each_step(training, "one._Private__total one.calls more", 4)
+
+
+def test_an_object_that_lies_in_a_list_and_has_a_name_stays_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        meters: list[Meter] = []
+        step = at = boundary(sys._getframe(), -1)
+        while at < 6:
+            meter = Meter(at // 3)
+            meters.append(meter)
+            step = max(step, boundary(sys._getframe(), -2))
+            while step < 3 * (at // 3 + 1):
+                meter.add(step)
+                step = boundary(sys._getframe(), step + 1)
+            at = step
+        return [(one.limit, one.total, one.values) for one in meters]
+
+    def boundary_of(keeper: Keeper, saves: dict[int, Any], begins_at: int) -> Boundary:
+        def boundary(frame: FrameType, step: int) -> int:
+            if step == -1:
+                return begins_at
+            if step == -2:
+                keeper.round += 1
+                keeper.follow(frame, ["meter.total", "meter.values", "meters"])
+                if begins_at and keeper.round == 1:
+                    keeper.kept.restore(saves[begins_at])
+                    keeper.put_back(frame)
+                return begins_at
+            keeper.take(frame)
+            saves[step] = keeper.saved()
+            return step
+
+        return boundary
+
+    saves: dict[int, Any] = {}
+    undisturbed = training(boundary_of(Keeper(), saves, 0))
+    for at in (1, 2, 4, 5):
+        assert training(boundary_of(Keeper(), saves, at)) == undisturbed, at
+
+
+def test_objects_that_the_loop_makes_and_puts_into_a_list_too_stay_one() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best = first = Meter()
+        seen: list[Meter] = []
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            best.add(step)
+            if step % 2:
+                best = Meter(step)
+                seen.append(best)
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(best), vars(first), [vars(one) for one in seen]]
+
+    equal_from_each_step(training, "best first seen best.total", 6)
+    equal_from_each_step(training, "seen best first best.total", 6)
+
+
+class Listing:
+    __slots__ = ("values",)
+
+
+class OpenListing(Listing):
+    def __init__(self) -> None:
+        self.values, self.limit = [0], 4
+
+
+def test_a_list_in_a_slot_of_an_object_that_has_other_attributes_goes_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        listings = [OpenListing()]
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            listings[0].values.append(step)
+            step = boundary(sys._getframe(), step + 1)
+        return [one.values for one in listings]
+
+    equal_from_each_step(training, "listings", 4)
+
+
+def test_a_list_in_a_slot_of_a_variable_goes_on() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        best = None
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            best = best or OpenListing()
+            best.values.append(step)
+            step = boundary(sys._getframe(), step + 1)
+        return best.values if best else []
+
+    equal_from_each_step(training, "best", 4)
