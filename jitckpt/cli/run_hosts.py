@@ -18,7 +18,10 @@ from jitckpt.clusters import kubernetes, slurm, slurm_spares
 from jitckpt.console import say
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of
-from jitckpt.hosts.etcd import endpoints_of
+from jitckpt.errors import HostsError
+from jitckpt.hosts.coordinated import meeting_of
+from jitckpt.hosts.coordination import CoordinationError, ServiceRefuses
+from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.rendezvous import own_address, wait_for_name
 
 NO_MASTER = "127.0.0.1"  # where --master-addr is not given
@@ -197,6 +200,23 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
         COORDINATED,
         f"[{name}]:{port}" if ":" in name else f"{name}:{port}",
     )
+
+
+def coordination_of(args: argparse.Namespace) -> Etcd | None:
+    """Return the service by which the hosts meet, if any; say so where it is not there yet.
+
+    Raises HostsError where it would never take this host.
+    """
+    if args.coordination is None:
+        return None
+    service = Etcd(args.coordination, os.environ, args.host_timeout)
+    try:
+        service.check(meeting_of(args.rdzv_id))
+    except ServiceRefuses as error:
+        raise HostsError(f"--coordination: {error}.") from error
+    except CoordinationError as error:
+        say(f"{error}. It is waited for.")
+    return service
 
 
 def needs_another_port(args: argparse.Namespace) -> bool:
