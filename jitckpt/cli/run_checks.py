@@ -34,6 +34,7 @@ def check_options(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_job_name(args.rdzv_id)
     settle_hosts(args)
+    args.master_addr = args.master_addr or NO_MASTER  # for torch, which has it so
     args.own_domains, args.domains_by = own_domains(args)
     check_modes(args)
     if args.state_on_device and args.mode != "transparent":
