@@ -13,7 +13,7 @@ from jitckpt.cli.run_checks import check_modes
 from jitckpt.cli.run_hosts import settle_hosts
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import kubernetes
-from jitckpt.clusters.kubernetes import JobToRun, Manifest
+from jitckpt.clusters.kubernetes import EtcdSecrets, JobToRun, Manifest
 from jitckpt.decisions import memory_wanted
 from jitckpt.errors import JitckptError
 
@@ -102,6 +102,11 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         raise ValueError("--standby: a job on one host is not taken over by another; its pod is replaced")
     if wanted.max_standby is not None and wanted.max_standby < args.standby:
         raise ValueError(f"--max-standby {wanted.max_standby} is less than --standby {args.standby}")
+    etcd = EtcdSecrets(args.etcd_ca, args.etcd_certificate, args.etcd_user)
+    if etcd != EtcdSecrets() and wanted.coordination is None:
+        raise ValueError(
+            "--etcd-ca, --etcd-certificate and --etcd-user go with `-- --coordination etcd://...`"
+        )
     _check_run(args, run, coordinated=wanted.coordination is not None)
     if args.in_place_restart and args.kind != "jobset":
         raise ValueError("--in-place-restart: only --kind jobset has it")
@@ -125,6 +130,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         claim=args.claim,
         secret=args.secret,
         queue=args.queue,
+        etcd=etcd,
         coordinated=wanted.coordination is not None,
         run=tuple(run),
     )
@@ -205,6 +211,26 @@ def _add_what_is_there(parser: argparse.ArgumentParser) -> None:
         type=_others_name,
         metavar="NAME",
         help="a Secret with the key `secret`, by which the hosts know each other",
+    )
+    parser.add_argument(
+        "--etcd-ca",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the key `ca.crt`, by which etcd's members are trusted",
+    )
+    parser.add_argument(
+        "--etcd-certificate",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the keys `tls.crt` and `tls.key` (kubernetes.io/tls), "
+        "by which etcd trusts the hosts",
+    )
+    parser.add_argument(
+        "--etcd-user",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the keys `username` and `password` "
+        "(kubernetes.io/basic-auth)",
     )
     parser.add_argument(
         "--queue", type=_others_name, metavar="NAME", help="of Kueue, where it admits the job"
