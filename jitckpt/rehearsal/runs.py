@@ -31,6 +31,9 @@ NOBODY = -2  # in the place of a rank: what happens befalls no process
 CHECKPOINTS, OUTPUT, TEMPORARY = "ckpt", "output.txt", "tmp"
 LOOK_SECONDS = 0.01
 STAY_SECONDS = 5.0
+# How the files in /dev/shm are called that a job's programs make: torch's, Python's, NCCL's, CUDA's and ours.
+# Any other may be of any program of this machine.
+OF_JOBS = ("torch_", "psm_", "pym-", "sem.mp-", "nccl-", "cuda.shm.", "jitckpt", "softgpu")
 _running: set[str] = set()  # marks of the jobs that this process runs now
 
 
@@ -324,9 +327,9 @@ def has_mark(pid: int, mark: str) -> bool:
 
 
 def lasting_shared_memory(before: set[str]) -> list[str]:
-    """Return the new files in /dev/shm that nobody uses and that stay.
+    """Return a job's new files in /dev/shm that nobody uses and that stay.
 
-    Other programs make some there, too; between the end of such a program and the removal of its files by
+    Other jobs make some there, too; between the end of such a program and the removal of its files by
     Python's resource tracker nobody uses them.
     """
     until = time.monotonic() + STAY_SECONDS
@@ -336,8 +339,8 @@ def lasting_shared_memory(before: set[str]) -> list[str]:
 
 
 def unused_shared_memory(before: set[str]) -> list[str]:
-    """Return the files in /dev/shm that are new since `before` and that no living process uses."""
-    new = set(os.listdir("/dev/shm")) - before
+    """Return a job's files in /dev/shm that are new since `before` and that no living process uses."""
+    new = {name for name in os.listdir("/dev/shm") if name.startswith(OF_JOBS)} - before
     if new:
         processes = [Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()]
         used = (path for process in processes for path in (*_links(process / "fd"), *_mapped(process)))

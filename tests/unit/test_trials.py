@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -375,6 +376,12 @@ def test_shared_memory_is_left_behind_only_if_nobody_uses_it() -> None:
     finally:
         path.unlink()
     assert path.name not in unused_shared_memory(before)
+
+
+def test_what_no_job_makes_in_shared_memory_is_another_programs() -> None:
+    before = set(os.listdir("/dev/shm"))
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        assert Path(folder).name not in unused_shared_memory(before)
 
 
 def test_shared_memory_of_others_that_is_soon_removed_is_not_left_behind(
