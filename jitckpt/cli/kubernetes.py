@@ -138,6 +138,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
 
 def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> None:
     """Refuse by ValueError what `jitckpt run` would refuse in each pod, where it would end the job."""
+    _check_pod(run_parser().parse_args(run))
     meeting = ["--rdzv-id", args.name]
     if not coordinated and args.nodes > 1:
         meeting += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "first"]
@@ -145,6 +146,26 @@ def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> N
     in_pod = run_parser().parse_args([*given, "--checkpoint-dir", kubernetes.CHECKPOINTS, *run])
     settle_hosts(in_pod)
     check_modes(in_pod)
+
+
+def _check_pod(wanted: argparse.Namespace) -> None:
+    """Refuse by ValueError what the pod has no port, rights or room for."""
+    if wanted.page is not None and wanted.page[1] in (kubernetes.METRICS_PORT, kubernetes.PORT):
+        raise ValueError(
+            f"--page: in a pod {kubernetes.METRICS_PORT} is the metrics' port, and {kubernetes.PORT} "
+            "where the hosts meet; give another one"
+        )
+    for option, is_wanted in (
+        ("--broken-device move", wanted.broken_device == "move"),
+        ("--suspendable", wanted.suspendable),
+        ("--snapshot-every", wanted.snapshot_every is not None),
+    ):
+        if is_wanted:
+            raise ValueError(f"{option} needs root and its capabilities (CRIU), which these pods don't have")
+    if wanted.log_dir is not None and not wanted.log_dir.startswith(kubernetes.WRITABLE):
+        raise ValueError(
+            f"--log-dir {wanted.log_dir}: a pod can write to {' and '.join(kubernetes.WRITABLE)} alone"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:

@@ -15,6 +15,7 @@ USER = 1000  # any number does
 FOREVER = (1 << 31) - 1
 HOST, NODE = "host", "node"  # of the pods' names; Kubeflow asks for the second
 CHECKPOINTS, SECRETS, ETCD = "/checkpoints", "/etc/jitckpt", "/etc/etcd"
+WRITABLE = (f"{CHECKPOINTS}/", "/tmp/")  # and /dev/shm
 # Exit statuses after which another start would end in the same way: docs/reference/run.md.
 FINAL = [1, 2, 93]
 RESTARTS_IN_PLACE = 1000

@@ -125,6 +125,10 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         (["run", "--monitor-interval", "0", __file__], "--monitor-interval must be more than 0 seconds"),
         (["run", "--save-deadline", "0", __file__], "'0' is not a number of seconds above 0"),
         (["run", "--save-deadline", "soon", __file__], "'soon' is not a number of seconds above 0"),
+        (
+            ["run", "--page", "9400", "--metrics", "9400", __file__],
+            "--page and --metrics have one port, 9400",
+        ),
         (["run", "--hang-timeout", "inf", __file__], "'inf' is not a number of seconds above 0"),
         (
             ["run", "--save-deadline", "1e300", __file__],

@@ -299,7 +299,14 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (["--nodes", "1", "--standby", "1", "--", "train.py"], "--standby: a job on one host"),
         (["--standby", "2", "--", "--max-standby", "1", "train.py"], "less than --standby 2"),
         (["--etcd-user", "who", "--", "train.py"], "go with `-- --coordination etcd://...`"),
-        (["--", "--suspendable", "train.py"], "only --mode transparent"),
+        (["--", "--suspendable", "train.py"], "--suspendable needs root"),
+        (["--", "--mode", "transparent", "--snapshot-every", "9", "train.py"], "--snapshot-every needs root"),
+        (["--", "--mode", "transparent", "--broken-device", "move", "train.py"], "move needs root"),
+        (["--", "--page", "0.0.0.0:9400", "train.py"], "9400 is the metrics' port"),
+        (
+            ["--", "--log-dir", "/logs", "train.py"],
+            "--log-dir /logs: a pod can write to /checkpoints/ and /tmp/",
+        ),
         (
             ["--", "--coordination", "etcd://e", "--min-hosts", "2", "train.py"],
             "--min-hosts: not with --coordination",
