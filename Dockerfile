@@ -15,10 +15,12 @@ COPY . .
 RUN /opt/jitckpt/bin/pip install --no-cache-dir -c requirements.lock '.[etcd,metrics,s3]'
 
 FROM debian:bookworm-slim
+# /training/ckpt, where saves go by default: a volume that is new has its rights, so any user writes there.
 # hadolint ignore=DL3008
 RUN apt-get update \
     && apt-get install -y --no-install-recommends python3 \
     && mkdir /training \
+    && mkdir --mode 1777 /training/ckpt \
     && rm -rf /var/lib/apt/lists/*
 COPY --from=build /opt/jitckpt /opt/jitckpt
 # HOME: of users that /etc/passwd does not know, and of libraries that keep something there.

@@ -13,7 +13,7 @@ from jitckpt.cli.run_checks import check_modes
 from jitckpt.cli.run_hosts import settle_hosts
 from jitckpt.cli.run_options import run_parser
 from jitckpt.clusters import kubernetes
-from jitckpt.clusters.kubernetes import JobToRun, Manifest
+from jitckpt.clusters.kubernetes import EtcdSecrets, JobToRun, Manifest
 from jitckpt.decisions import memory_wanted
 from jitckpt.errors import JitckptError
 
@@ -102,6 +102,11 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         raise ValueError("--standby: a job on one host is not taken over by another; its pod is replaced")
     if wanted.max_standby is not None and wanted.max_standby < args.standby:
         raise ValueError(f"--max-standby {wanted.max_standby} is less than --standby {args.standby}")
+    etcd = EtcdSecrets(args.etcd_ca, args.etcd_certificate, args.etcd_user)
+    if etcd != EtcdSecrets() and wanted.coordination is None:
+        raise ValueError(
+            "--etcd-ca, --etcd-certificate and --etcd-user go with `-- --coordination etcd://...`"
+        )
     _check_run(args, run, coordinated=wanted.coordination is not None)
     if args.in_place_restart and args.kind != "jobset":
         raise ValueError("--in-place-restart: only --kind jobset has it")
@@ -125,6 +130,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
         claim=args.claim,
         secret=args.secret,
         queue=args.queue,
+        etcd=etcd,
         coordinated=wanted.coordination is not None,
         run=tuple(run),
     )
@@ -132,6 +138,7 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
 
 def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> None:
     """Refuse by ValueError what `jitckpt run` would refuse in each pod, where it would end the job."""
+    _check_pod(run_parser().parse_args(run))
     meeting = ["--rdzv-id", args.name]
     if not coordinated and args.nodes > 1:
         meeting += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "first"]
@@ -139,6 +146,26 @@ def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> N
     in_pod = run_parser().parse_args([*given, "--checkpoint-dir", kubernetes.CHECKPOINTS, *run])
     settle_hosts(in_pod)
     check_modes(in_pod)
+
+
+def _check_pod(wanted: argparse.Namespace) -> None:
+    """Refuse by ValueError what the pod has no port, rights or room for."""
+    if wanted.page is not None and wanted.page[1] in (kubernetes.METRICS_PORT, kubernetes.PORT):
+        raise ValueError(
+            f"--page: in a pod {kubernetes.METRICS_PORT} is the metrics' port, and {kubernetes.PORT} "
+            "where the hosts meet; give another one"
+        )
+    for option, is_wanted in (
+        ("--broken-device move", wanted.broken_device == "move"),
+        ("--suspendable", wanted.suspendable),
+        ("--snapshot-every", wanted.snapshot_every is not None),
+    ):
+        if is_wanted:
+            raise ValueError(f"{option} needs root and its capabilities (CRIU), which these pods don't have")
+    if wanted.log_dir is not None and not wanted.log_dir.startswith(kubernetes.WRITABLE):
+        raise ValueError(
+            f"--log-dir {wanted.log_dir}: a pod can write to {' and '.join(kubernetes.WRITABLE)} alone"
+        )
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -205,6 +232,26 @@ def _add_what_is_there(parser: argparse.ArgumentParser) -> None:
         type=_others_name,
         metavar="NAME",
         help="a Secret with the key `secret`, by which the hosts know each other",
+    )
+    parser.add_argument(
+        "--etcd-ca",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the key `ca.crt`, by which etcd's members are trusted",
+    )
+    parser.add_argument(
+        "--etcd-certificate",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the keys `tls.crt` and `tls.key` (kubernetes.io/tls), "
+        "by which etcd trusts the hosts",
+    )
+    parser.add_argument(
+        "--etcd-user",
+        type=_others_name,
+        metavar="NAME",
+        help="with --coordination: a Secret with the keys `username` and `password` "
+        "(kubernetes.io/basic-auth)",
     )
     parser.add_argument(
         "--queue", type=_others_name, metavar="NAME", help="of Kueue, where it admits the job"

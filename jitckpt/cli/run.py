@@ -32,7 +32,7 @@ from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
 from jitckpt.cli.run_checks import check_config, check_options
-from jitckpt.cli.run_hosts import has_several_hosts, waits_for_a_loss
+from jitckpt.cli.run_hosts import coordination_of, has_several_hosts, waits_for_a_loss
 from jitckpt.cli.run_options import DEFAULT_HANG_TIMEOUT, HANG_FLOOR, run_parser
 from jitckpt.clusters import kubeflow, slurm, slurm_spares
 from jitckpt.console import said_aside, say
@@ -56,7 +56,6 @@ from jitckpt.events import Event, EventLog
 from jitckpt.faults.injection import (
     CLOCK_KINDS,
 )
-from jitckpt.hosts.etcd import Etcd
 from jitckpt.hosts.limited_calls import has_calls_out
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves import directory_lock
@@ -261,10 +260,10 @@ def _settings(
     run: str,
     temporary: Path | None,
 ) -> Settings:
-    """Return the agent's settings. arguments: this command's. told: to the ranks. Raises CriuError."""
-    coordination = None
-    if args.coordination is not None:
-        coordination = Etcd(args.coordination, os.environ, args.host_timeout)
+    """Return the agent's settings. arguments: this command's. told: to the ranks.
+
+    Raises CriuError, HostsError.
+    """
     return Settings(
         checkpoint_dir=args.checkpoint_dir,
         save_deadline=args.save_deadline,
@@ -303,7 +302,7 @@ def _settings(
         domains=args.own_domains if args.snapshot_copies else (),
         domains_by=args.domains_by if args.snapshot_copies else "",
         memory=_memory(args),
-        coordination=coordination,
+        coordination=coordination_of(args),
         objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
         still_wanted=_still_wanted(args.spared),
         wait=None if args.min_hosts is None else args.wait,

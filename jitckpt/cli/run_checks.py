@@ -34,8 +34,10 @@ def check_options(args: argparse.Namespace, kind: str) -> None:
     """Refuse, by ValueError, what torch would find out too late; fill in what depends on the device."""
     _check_job_name(args.rdzv_id)
     settle_hosts(args)
+    args.master_addr = args.master_addr or NO_MASTER  # for torch, which has it so
     args.own_domains, args.domains_by = own_domains(args)
     check_modes(args)
+    _check_ports(args)
     if args.state_on_device and args.mode != "transparent":
         raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
@@ -62,6 +64,11 @@ def _check_job_name(name: str) -> None:
             f"--rdzv-id {name!r}: the name of a job has no / and no control characters, and is up to "
             f"{LONGEST_NAME} bytes long"
         )
+
+
+def _check_ports(args: argparse.Namespace) -> None:
+    if args.page is not None and args.metrics is not None and args.page[1] == args.metrics[1] != 0:
+        raise ValueError(f"--page and --metrics have one port, {args.page[1]}; give each its own")
 
 
 def check_modes(args: argparse.Namespace) -> None:

@@ -18,10 +18,13 @@ from jitckpt.clusters import kubernetes, slurm, slurm_spares
 from jitckpt.console import say
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of
-from jitckpt.hosts.etcd import endpoints_of
+from jitckpt.errors import HostsError
+from jitckpt.hosts.coordinated import meeting_of
+from jitckpt.hosts.coordination import CoordinationError, ServiceRefuses
+from jitckpt.hosts.etcd import Etcd, endpoints_of
 from jitckpt.hosts.rendezvous import own_address, wait_for_name
 
-NO_MASTER = "127.0.0.1"  # where --master-addr is not given
+NO_MASTER = "127.0.0.1"  # torch's, where --master-addr is not given
 NO_HOSTS, NO_RANKS = "1:1", "1"  # where --nnodes, --nproc-per-node are not given
 NO_ID = "none"  # where --rdzv-id is not given
 COORDINATED = "jitckpt"  # the name of its rendezvous in torch's registry
@@ -56,7 +59,7 @@ def settle_hosts(args: argparse.Namespace) -> None:
             "agents that are started beyond it stand by for a host that is lost"
             + (f"; to go on with fewer: --nnodes {most} --min-hosts {max(2, least)}" if most > 2 else "")
         )
-    if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr != NO_MASTER):
+    if args.rdzv_backend == "static" and (args.rdzv_endpoint or args.master_addr is not None):
         _make_dynamic(args, most)
     if args.rdzv_backend not in ("c10d", COORDINATED) or not args.rdzv_endpoint:
         raise ValueError(
@@ -135,7 +138,7 @@ def _make_elastic(args: argparse.Namespace, hosts: int) -> None:
 
 def is_found_in_slurm(args: argparse.Namespace) -> bool:
     """Return whether Slurm has started several hosts, and nobody has said where they meet; then say so."""
-    is_said = args.rdzv_endpoint or args.master_addr != NO_MASTER or args.rdzv_id != NO_ID or args.standalone
+    is_said = args.rdzv_endpoint or args.master_addr is not None or args.rdzv_id != NO_ID or args.standalone
     if is_said or args.standby or args.nnodes == "1" or not slurm.is_one_of_several(os.environ):
         return False
     say("this is one of several nodes of a Slurm step: they meet as with --slurm (alone: --standalone).")
@@ -144,7 +147,7 @@ def is_found_in_slurm(args: argparse.Namespace) -> bool:
 
 def make_slurm(args: argparse.Namespace) -> None:
     """Fill in what Slurm knows: hosts, this one's place, where they meet, and as which job."""
-    if args.rdzv_endpoint or args.master_addr != NO_MASTER or args.standalone:
+    if args.rdzv_endpoint or args.master_addr is not None or args.standalone:
         raise ValueError("--slurm says where the hosts meet: no --rdzv-endpoint, --master-addr, --standalone")
     if args.standby:
         raise ValueError("--standby: with --slurm the nodes beyond --nnodes stand by; --spare-for has more")
@@ -184,7 +187,7 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
     """Have the hosts meet at a coordination service, which knows many jobs. place: that the user gives."""
     if hosts == 1 or args.standalone:
         raise ValueError("--coordination: a job on one host has nobody to meet; see --nnodes")
-    if args.rdzv_endpoint or args.master_addr != NO_MASTER:
+    if args.rdzv_endpoint or args.master_addr is not None:
         raise ValueError("--coordination says where the hosts meet: no --rdzv-endpoint, no --master-addr")
     if args.rdzv_id == NO_ID:
         raise ValueError(
@@ -197,6 +200,23 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
         COORDINATED,
         f"[{name}]:{port}" if ":" in name else f"{name}:{port}",
     )
+
+
+def coordination_of(args: argparse.Namespace) -> Etcd | None:
+    """Return the service by which the hosts meet, if any; say so where it is not there yet.
+
+    Raises HostsError where it would never take this host.
+    """
+    if args.coordination is None:
+        return None
+    service = Etcd(args.coordination, os.environ, args.host_timeout)
+    try:
+        service.check(meeting_of(args.rdzv_id))
+    except ServiceRefuses as error:
+        raise HostsError(f"--coordination: {error}.") from error
+    except CoordinationError as error:
+        say(f"{error}. It is waited for.")
+    return service
 
 
 def needs_another_port(args: argparse.Namespace) -> bool:

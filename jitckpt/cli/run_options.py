@@ -32,6 +32,7 @@ DEFAULT_VALIDATE_EVERY = 1000
 DEFAULT_WAIT = 60.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 MOST_MEBIBYTES = 1 << 24
+MOST_SECONDS = 1_000_000  # 11 days: the system's calls take no longer times
 
 
 class RunParser(Parser):
@@ -82,6 +83,8 @@ def run_parser() -> argparse.ArgumentParser:
     parser = RunParser(ours, theirs)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
+    if "PET_MASTER_ADDR" not in os.environ:
+        parser.set_defaults(master_addr=None)  # else nobody could tell whether 127.0.0.1 is given
     parser.set_defaults(node_rank=None)  # not given here, whatever the environment says
     return parser
 
@@ -474,8 +477,8 @@ def _seconds(text: str) -> float:
         seconds = float(text)
     except ValueError:
         seconds = math.nan
-    if not (seconds > 0 and math.isfinite(seconds)):
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0")
+    if not 0 < seconds <= MOST_SECONDS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to {MOST_SECONDS}")
     return seconds
 
 

@@ -14,7 +14,8 @@ PORT, METRICS_PORT = 29500, 9400  # the first is that of torch and of Kubeflow
 USER = 1000  # any number does
 FOREVER = (1 << 31) - 1
 HOST, NODE = "host", "node"  # of the pods' names; Kubeflow asks for the second
-CHECKPOINTS, SECRETS = "/checkpoints", "/etc/jitckpt"
+CHECKPOINTS, SECRETS, ETCD = "/checkpoints", "/etc/jitckpt", "/etc/etcd"
+WRITABLE = (f"{CHECKPOINTS}/", "/tmp/")  # and /dev/shm
 # Exit statuses after which another start would end in the same way: docs/reference/run.md.
 FINAL = [1, 2, 93]
 RESTARTS_IN_PLACE = 1000
@@ -24,12 +25,47 @@ KUBEFLOW = "trainer.kubeflow.org"
 
 
 @dataclass(frozen=True)
+class EtcdSecrets:
+    """Names of Secrets, with keys as in Kubernetes' own types and cert-manager's; None: none is needed."""
+
+    authority: str | None = None
+    certificate: str | None = None
+    user: str | None = None
+
+    def environment(self) -> list[Manifest]:
+        """Return the variables of etcdctl."""
+        files = {
+            "ETCDCTL_CACERT": self.authority and "ca.crt",
+            "ETCDCTL_CERT": self.certificate and "tls.crt",
+            "ETCDCTL_KEY": self.certificate and "tls.key",
+        }
+        texts = {"ETCDCTL_USER": "username", "ETCDCTL_PASSWORD": "password"} if self.user else {}
+        return [
+            *({"name": name, "value": f"{ETCD}/{file}"} for name, file in files.items() if file),
+            *(
+                {"name": name, "valueFrom": {"secretKeyRef": {"name": self.user, "key": key}}}
+                for name, key in texts.items()
+            ),
+        ]
+
+    def files(self) -> list[Manifest]:
+        """Return where the files of a volume come from."""
+        wanted = ((self.authority, ["ca.crt"]), (self.certificate, ["tls.crt", "tls.key"]))
+        return [
+            {"secret": {"name": name, "items": [{"key": key, "path": key} for key in keys]}}
+            for name, keys in wanted
+            if name
+        ]
+
+
+@dataclass(frozen=True)
 class JobToRun:
     """What is run, and what each host gives to it.
 
     standbys: hosts beyond those that train. run: the options of `jitckpt run`, the script and its arguments.
     memory, shared_memory: MiB, the former with the latter. grace: seconds from SIGTERM to SIGKILL. claim: the
     volume for saves. secret: a Secret with the key "secret". queue: of Kueue.
+    etcd: what it asks for, where the job is coordinated.
     """
 
     name: str
@@ -44,6 +80,7 @@ class JobToRun:
     claim: str
     secret: str | None
     queue: str | None
+    etcd: EtcdSecrets
     coordinated: bool
     run: tuple[str, ...]
 
@@ -237,6 +274,9 @@ def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
     ]
     if training.secret is not None:
         mounts.append({"name": "secret", "mountPath": SECRETS, "readOnly": True})
+    if training.etcd.files():
+        mounts.append({"name": "etcd", "mountPath": ETCD, "readOnly": True})
+    variables = [*([place] if meeting and fixed else []), *training.etcd.environment()]
     return {
         "name": node,
         "image": training.image,
@@ -249,7 +289,7 @@ def _container(training: JobToRun, meeting: list[str], node: str) -> Manifest:
             *([] if training.secret is None else ["--secret-file", f"{SECRETS}/secret"]),
             *map(_taken_as_it_is, training.run),
         ],
-        **({"env": [place]} if meeting and fixed else {}),
+        **({"env": variables} if variables else {}),
         "ports": [{"name": "metrics", "containerPort": METRICS_PORT, "protocol": "TCP"}],
         # No liveness probe: a host that waits, for others or for a slow disk, is not to be killed.
         "readinessProbe": {"httpGet": {"path": "/metrics", "port": "metrics"}, "periodSeconds": 10},
@@ -291,4 +331,6 @@ def _volumes(training: JobToRun) -> list[Manifest]:
     if training.secret is not None:
         source = {"secretName": training.secret, "defaultMode": 0o440}  # for the pod's group
         volumes.append({"name": "secret", "secret": source})
+    if files := training.etcd.files():
+        volumes.append({"name": "etcd", "projected": {"sources": files, "defaultMode": 0o440}})
     return volumes

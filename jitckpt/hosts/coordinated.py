@@ -47,6 +47,11 @@ UNWELL_SECONDS = 150.0  # that a host's word on its health lasts: a check, and t
 Value = TypeVar("Value")
 
 
+def meeting_of(job: str) -> str:
+    """Return how the keys begin by which a job's agents meet."""
+    return f"jitckpt/{job}/meeting/"
+
+
 class CoordinatedRendezvous(RendezvousHandler):
     """To torch a handler as any; the agent uses it as it uses LastingRendezvous."""
 
@@ -85,7 +90,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
         self._silent_are_dead = silent_hosts_are_dead
-        self._prefix = f"jitckpt/{job}/"
+        self._prefix, self._meeting = f"jitckpt/{job}/", meeting_of(job)
         self._after = 0  # the number of the newest start of whose ranks here none runs
         self._start: AgreedStart | None = None  # the newest that this agent has a part in
         self._fence = 0  # its revision
@@ -180,7 +185,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         return self._job
 
     def is_closed(self) -> bool:
-        return self.guarded(lambda: self._is_closed(self._service.get(self._prefix + "meeting/")))
+        return self.guarded(lambda: self._is_closed(self._service.get(self._meeting)))
 
     def set_closed(self) -> None:
         self.shutdown()
@@ -247,7 +252,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _come(self) -> bool:
         """Join the job's agents; return False where a spare does not yet."""
-        if self._is_spare and self._last(self._service.get(self._prefix + "meeting/")) is None:
+        if self._is_spare and self._last(self._service.get(self._meeting)) is None:
             time.sleep(LOOK_SECONDS)
             return False
         self._say_over()
@@ -256,7 +261,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _look_for_start(self) -> tuple[RendezvousInfo | None, str]:
         """Return the next start, once it is there; else wait a little, and return what is to be told."""
-        found = self._service.get(self._prefix + "meeting/")
+        found = self._service.get(self._meeting)
         if self._is_closed(found):
             raise JobEnded
         last, over = self._last(found), self._read(found, "over")
@@ -298,7 +303,7 @@ class CoordinatedRendezvous(RendezvousHandler):
             if not self._stands_by:
                 self._stands_by = True
                 self.on_standing_by()
-        self._service.watch(self._prefix + "meeting/", found.revision, LOOK_SECONDS)
+        self._service.watch(self._meeting, found.revision, LOOK_SECONDS)
         return None, why
 
     def _begin(self, start: AgreedStart, fence: int) -> RendezvousInfo:
@@ -329,7 +334,7 @@ class CoordinatedRendezvous(RendezvousHandler):
     def _see_that_all_are_there(self) -> None:
         """Raise StoreGone if the start is over for one of its agents."""
         assert self._start is not None
-        found = self._service.get(self._prefix + "meeting/")
+        found = self._service.get(self._meeting)
         if found.revision_of(self._key("start")) != self._fence:
             raise StoreGone(f"The job has gone on after start {self._start.number}.")
         members = self._members(found)
@@ -342,7 +347,7 @@ class CoordinatedRendezvous(RendezvousHandler):
     # What lies in the service.
 
     def _key(self, name: str) -> str:
-        return f"{self._prefix}meeting/{name}"
+        return f"{self._meeting}{name}"
 
     def _write(self, name: str, content: Any) -> dict[str, bytes | None]:
         key = self._key(name)

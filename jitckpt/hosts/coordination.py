@@ -16,6 +16,10 @@ class CoordinationError(JitckptError):
     """The service gives no answer, or refuses; the text is a clause."""
 
 
+class ServiceRefuses(CoordinationError):
+    """It would refuse the same another time: a wrong user, no rights, a certificate that is not trusted."""
+
+
 class LeaseLost(CoordinationError):
     """The lease has ended, and what was put under it is gone."""
 

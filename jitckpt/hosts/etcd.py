@@ -15,16 +15,26 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from jitckpt.errors import HostsError
-from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries, Entry, LeaseLost
+from jitckpt.hosts.coordination import (
+    Coordination,
+    CoordinationError,
+    Entries,
+    Entry,
+    LeaseLost,
+    ServiceRefuses,
+)
 
 PORT = 2379
 TRY_SECONDS = 2.0  # for one member's answer, of several
 PAUSE = 0.2  # seconds, after all members were asked in vain
 # gRPC's codes
-INVALID, NOT_FOUND, NOT_ALLOWED, NO_SPACE, UNAUTHENTICATED = 3, 5, 7, 8, 16
+INVALID, NOT_FOUND, NOT_ALLOWED, NO_SPACE, NO_SUCH_STATE, UNAUTHENTICATED = 3, 5, 7, 8, 9, 16
 REFUSALS = (INVALID, NOT_ALLOWED, NO_SPACE)  # of which no other member says otherwise
+NO_SIGN_IN = (*REFUSALS, NO_SUCH_STATE, UNAUTHENTICATED)  # the fourth: it has no users
+NEVER = (1 << 63) - 1  # a revision that no key has
 SCHEMES = ("etcd://", "etcds://")
 WHO = "ETCDCTL_USER and ETCDCTL_PASSWORD name who is to be"
+TRUST = "ETCDCTL_CACERT, ETCDCTL_CERT and ETCDCTL_KEY name the files"
 FILES = CA, CERTIFICATE, KEY = "ETCDCTL_CACERT", "ETCDCTL_CERT", "ETCDCTL_KEY"
 
 
@@ -74,6 +84,18 @@ class Etcd(Coordination):
         self._first = 0  # the member that answered last
         self._patience = patience
         self._lock = threading.Lock()  # of the token
+
+    def check(self, key: str) -> None:
+        """Ask each member once for the right to read and write there; nothing is written.
+
+        Raises CoordinationError where none answers, and ServiceRefuses where none ever would.
+        """
+        asked = {
+            "compare": [{"key": _coded(key), "target": "MOD", "mod_revision": str(NEVER)}],
+            "success": [_operation(key, None, 0)],
+            "failure": [{"request_range": {"key": _coded(key)}}],
+        }
+        self._ask("kv/txn", asked, once=True)
 
     def get(self, prefix: str) -> Entries:
         answer, _ = self._ask("kv/range", {"key": _coded(prefix), "range_end": _end(prefix)})
@@ -134,10 +156,13 @@ class Etcd(Coordination):
     def __str__(self) -> str:
         return ", ".join(f"{name}:{port}" for name, port in self._places)
 
-    def _ask(self, call: str, body: Mapping[str, Any]) -> tuple[dict[str, Any], int]:
-        """Return the answer, and how often it was asked for: before the last time it may have been done."""
-        deadline = time.monotonic() + self._patience
-        tries, why = 0, ""
+    def _ask(self, call: str, body: Mapping[str, Any], once: bool = False) -> tuple[dict[str, Any], int]:
+        """Return the answer, and how often it was asked for: before the last time it may have been done.
+
+        once: of each member, and none that is not trusted is waited for.
+        """
+        deadline = time.monotonic() + (TRY_SECONDS * len(self._places) if once else self._patience)
+        tries, why, distrust = 0, "", 0
         while True:
             for number in self._turn():
                 tries += 1
@@ -150,6 +175,7 @@ class Etcd(Coordination):
                 except (self._error, OSError, ValueError) as error:
                     tls = "by" if self._scheme == "https" else "without"
                     why = f"{self._places[number][0]}, {tls} TLS: {error}"[:300]
+                    distrust += _is_distrust(error)
                     continue
                 if "error" not in answer:
                     self._first = number
@@ -159,7 +185,13 @@ class Etcd(Coordination):
                     raise LeaseLost(f"etcd at {self} knows no such lease ({why})")
                 if answer.get("code") in REFUSALS:
                     hint = f": {WHO}" if answer["code"] == NOT_ALLOWED or "user name" in why else ""
-                    raise CoordinationError(f"etcd at {self} refuses ({why}){hint}")
+                    kind = CoordinationError if answer["code"] == NO_SPACE else ServiceRefuses
+                    raise kind(f"etcd at {self} refuses ({why}){hint}")
+            if once and distrust == len(self._places):
+                raise ServiceRefuses(f"etcd at {self} and this host do not trust each other ({why}): {TRUST}")
+            if once:
+                hint = f": {TRUST}" if self._scheme == "https" else ""
+                raise CoordinationError(f"etcd at {self} gives no answer ({why}){hint}")
             time.sleep(PAUSE)
 
     def _turn(self) -> list[int]:
@@ -190,9 +222,10 @@ class Etcd(Coordination):
         ):
             answer = _object(response.data)
             if "token" not in answer:
-                raise CoordinationError(
-                    f"etcd at {self} does not let {name!r} in ({answer.get('message', answer)}): {WHO}"
-                )
+                why = answer.get("message", answer)
+                if answer.get("code") not in NO_SIGN_IN:
+                    raise OSError(f"no sign-in ({why})")  # as while it has no leader
+                raise ServiceRefuses(f"etcd at {self} does not let {name!r} in ({why}): {WHO}")
             self._token = str(answer["token"])
 
     @contextlib.contextmanager
@@ -216,6 +249,15 @@ class Etcd(Coordination):
         finally:
             if stream:
                 response.close()  # what is read in part can't be used again
+
+
+def _is_distrust(error: Exception) -> bool:
+    """Return whether TLS came to nothing by certificates or settings, which stay as they are.
+
+    That the other side hangs up may be for want of our certificate, but a member that ends does so, too.
+    """
+    why = error.args[0] if error.args else None
+    return isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
 
 
 def _context(environment: Mapping[str, str]) -> ssl.SSLContext:

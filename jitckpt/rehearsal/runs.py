@@ -31,6 +31,7 @@ NOBODY = -2  # in the place of a rank: what happens befalls no process
 CHECKPOINTS, OUTPUT, TEMPORARY = "ckpt", "output.txt", "tmp"
 LOOK_SECONDS = 0.01
 STAY_SECONDS = 5.0
+SHARED_LOOK_SECONDS = 0.5
 _running: set[str] = set()  # marks of the jobs that this process runs now
 
 
@@ -201,9 +202,12 @@ def run_job(
     process = _start(whole_command, mark, folder=folder, cwd=cwd or folder, variables=variables or {})
     announced: list[tuple[float, int]] = []
     try:
-        with _befallen(
-            process, folder, mark, strikes=strikes, end_when=end_when, time_limit=time_limit
-        ) as struck:
+        with (
+            shared_memory_used_by(mark) as used,
+            _befallen(
+                process, folder, mark, strikes=strikes, end_when=end_when, time_limit=time_limit
+            ) as struck,
+        ):
             for line in record(process, folder / OUTPUT):
                 if match := STEP_LINE.search(line):
                     announced.append((time.monotonic() - began, int(match[1])))
@@ -217,7 +221,7 @@ def run_job(
     seconds = time.monotonic() - began
     if seconds > time_limit:
         raise TimeoutError(f"The job did not end in {time_limit:.0f} s, see {folder / OUTPUT}.")
-    left_behind = _left_behind(mark, shared_memory, temporary)
+    left_behind = _left_behind(mark, shared_memory, used, temporary)
     return Run(
         status,
         seconds,
@@ -280,11 +284,11 @@ def _befallen(
             thread.join()
 
 
-def _left_behind(mark: str, shared_memory_before: set[str], temporary: Path) -> tuple[str, ...]:
+def _left_behind(mark: str, before: set[str], used: set[str], temporary: Path) -> tuple[str, ...]:
     """Return what a run should not have left, a text each."""
     return (
         *(f"process {pid}: {name}" for pid, name in processes_with(mark)),
-        *(f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory_before)),
+        *(f"/dev/shm/{name}" for name in lasting_shared_memory(before, used)),
         *(str(path) for path in sorted(temporary.rglob("*"))),
     )
 
@@ -323,16 +327,18 @@ def has_mark(pid: int, mark: str) -> bool:
         return False  # it has just ended, or it is another user's
 
 
-def lasting_shared_memory(before: set[str]) -> list[str]:
-    """Return the new files in /dev/shm that nobody uses and that stay.
+def lasting_shared_memory(before: set[str], used: set[str] | None = None) -> list[str]:
+    """Return the new files in /dev/shm that nobody uses and that stay; used: of those alone.
 
     Other programs make some there, too; between the end of such a program and the removal of its files by
     Python's resource tracker nobody uses them.
     """
     until = time.monotonic() + STAY_SECONDS
-    while (found := unused_shared_memory(before)) and time.monotonic() < until:
+    while True:
+        found = [name for name in unused_shared_memory(before) if used is None or name in used]
+        if not found or time.monotonic() > until:
+            return found
         time.sleep(0.1)
-    return found
 
 
 def unused_shared_memory(before: set[str]) -> list[str]:
@@ -340,10 +346,34 @@ def unused_shared_memory(before: set[str]) -> list[str]:
     new = set(os.listdir("/dev/shm")) - before
     if new:
         processes = [Path("/proc", name) for name in os.listdir("/proc") if name.isdigit()]
-        used = (path for process in processes for path in (*_links(process / "fd"), *_mapped(process)))
-        # A process may use a file in a folder there.
-        new -= {Path(path).parts[3] for path in used if path.startswith("/dev/shm/")}
+        new -= {name for process in processes for name in _used_shared_memory(process)}
     return sorted(new & set(os.listdir("/dev/shm")))
+
+
+@contextlib.contextmanager
+def shared_memory_used_by(mark: str) -> Iterator[set[str]]:
+    """Give what the processes with this variable use in /dev/shm meanwhile, as far as a look has met it."""
+    used: set[str] = set()
+    over = threading.Event()
+
+    def look() -> None:
+        while not over.wait(SHARED_LOOK_SECONDS):
+            for pid, _ in processes_with(mark):
+                used.update(_used_shared_memory(Path("/proc", str(pid))))
+
+    looker = threading.Thread(target=look)
+    looker.start()
+    try:
+        yield used
+    finally:
+        over.set()
+        looker.join()
+
+
+def _used_shared_memory(process: Path) -> set[str]:
+    """Return the names in /dev/shm that it uses; of a folder there it may use a file."""
+    paths = (*_links(process / "fd"), *_mapped(process))
+    return {Path(path).parts[3] for path in paths if path.startswith("/dev/shm/")}
 
 
 def _links(folder: Path) -> Iterator[str]:

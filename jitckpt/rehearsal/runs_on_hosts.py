@@ -301,9 +301,10 @@ def run_on_hosts(
     folder.mkdir(parents=True)
     shared_memory = set(os.listdir("/dev/shm"))
     began = time.monotonic()
-    with namespaces(len(ranks)) as hosts:
+    with namespaces(len(ranks)) as hosts, contextlib.ExitStack() as looks:
         etcd = EtcdMembers(hosts, folder) if coordination else None
         job = JobOnHosts(command, folder, hosts, own_directories, ranks=ranks, etcd=etcd)
+        used = looks.enter_context(runs.shared_memory_used_by(job.mark))
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
         strikers.append(threading.Thread(target=job.start_standby))
         runs.note_running(job.mark)
@@ -334,7 +335,7 @@ def run_on_hosts(
             if etcd is not None:
                 etcd.end()
             runs.note_ended(job.mark)
-    left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory)]
+    left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory, used)]
     left_behind += [f"network namespace {name}" for name in hosts.names if Path("/run/netns", name).exists()]
     return Run(
         status,

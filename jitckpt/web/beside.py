@@ -1,5 +1,6 @@
 """Starts what serves a job to those who look at it, beside the agent, and ends it with the job."""
 
+import errno
 import importlib.util
 import os
 import secrets
@@ -71,14 +72,21 @@ def listen(what: str, address: tuple[str, int]) -> socket.socket:
     try:
         return socket.create_server(address, family=family, backlog=128)
     except OSError as error:
-        raise WebError(f"--{what} {address[0]}:{address[1]}: {error.strerror or error}") from error
+        why = error.strerror or str(error)
+        if error.errno == errno.EADDRINUSE:
+            why = "another program has this port; give another one, or 0 for any that is free"
+        raise WebError(f"--{what} {shown(address[0])}:{address[1]}: {why}") from error
+
+
+def shown(host: str) -> str:
+    """Return a host as it stands before a port."""
+    return f"[{host}]" if ":" in host else host
 
 
 def url_of(listening: socket.socket, token: str | None = None) -> str:
     """Return the address to open."""
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    return f"http://{shown}:{port}/" + (f"?token={quote(token)}" if token else "")
+    return f"http://{shown(host)}:{port}/" + (f"?token={quote(token)}" if token else "")
 
 
 def token_for(host: str) -> str | None:

@@ -328,7 +328,7 @@ def test_a_port_that_is_taken_is_said_before_anything_starts(launcher: Launcher)
         port = str(taken.getsockname()[1])
         result = launcher.run(*JITCKPT_RUN, "--device", "softgpu", "--metrics", port, launcher.script(SCRIPT))
     assert result.status == 2
-    assert f"--metrics 127.0.0.1:{port}: Address already in use" in result.err
+    assert f"--metrics 127.0.0.1:{port}: another program has this port; give another one" in result.err
 
 
 def test_without_the_extra_it_is_said_what_to_install(tmp_path: Path) -> None:

@@ -75,6 +75,7 @@ def test_a_snapshot_of_which_a_bit_differs_is_never_gone_back_to(
     assert result.status == 0, result.err
     assert "the snapshot after step 8 is of no use:" in result.err
     assert re.search(r"pages-\d+\.img is not what was written. The job begins anew.", result.err), result.err
+    assert "the program goes on" not in result.err  # as after a failure; here it was a snapshot
     assert job.finals == undisturbed_job[:2]
     assert job.events("gone_back") == []
 

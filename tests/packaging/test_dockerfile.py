@@ -25,4 +25,5 @@ def test_the_image_has_two_stages_and_no_root() -> None:
     last = text.rpartition("\nFROM ")[2]
     assert re.search(r"^USER [1-9]\d*:[1-9]\d*$", last, re.MULTILINE)
     assert "COPY --from=build" in last
+    assert "mkdir --mode 1777 /training/ckpt" in last, "else a new volume there is root's"
     assert not re.search(r"^(COPY|ADD) (?!--from)", last, re.MULTILINE), "no source in the image"

@@ -125,7 +125,15 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
         (["run", "--monitor-interval", "0", __file__], "--monitor-interval must be more than 0 seconds"),
         (["run", "--save-deadline", "0", __file__], "'0' is not a number of seconds above 0"),
         (["run", "--save-deadline", "soon", __file__], "'soon' is not a number of seconds above 0"),
+        (
+            ["run", "--page", "9400", "--metrics", "9400", __file__],
+            "--page and --metrics have one port, 9400",
+        ),
         (["run", "--hang-timeout", "inf", __file__], "'inf' is not a number of seconds above 0"),
+        (
+            ["run", "--save-deadline", "1e300", __file__],
+            "'1e300' is not a number of seconds above 0, up to 1000000",
+        ),
         (["run", "--checkpoint-dir", __file__, __file__], "test_cli.py is a file, not a directory"),
         (["run", "--device", "tpu", __file__], "argument --device: invalid choice: 'tpu'"),
         (["run", "--fault", "rank=0", __file__], "argument --fault: Fault 'rank=0': step is missing."),

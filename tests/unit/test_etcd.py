@@ -12,8 +12,10 @@ import pytest
 from certificates import certificates
 from etcd_cluster import Cluster, etcd, kept_ports
 
+from jitckpt.cli.run_hosts import coordination_of
+from jitckpt.cli.run_options import run_parser
 from jitckpt.errors import HostsError
-from jitckpt.hosts.coordination import CoordinationError, LeaseLost
+from jitckpt.hosts.coordination import CoordinationError, LeaseLost, ServiceRefuses
 from jitckpt.hosts.etcd import Etcd, endpoints_of
 
 
@@ -121,6 +123,10 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
             Etcd(cluster.url, {"ETCDCTL_USER": "poor:secret"}, 2).get("a")
         with pytest.raises(CoordinationError, match="does not let 'root' in"):
             Etcd(cluster.url, {"ETCDCTL_USER": "root:wrong"}, 2).get("a")
+        for user in ("", "poor:secret", "root:wrong"):
+            with pytest.raises(ServiceRefuses, match="ETCDCTL_USER and"):
+                Etcd(cluster.url, {"ETCDCTL_USER": user}, 600).check("a")
+        Etcd(cluster.url, {"ETCDCTL_USER": "root:secret"}, 600).check("a")
         for environment in (
             {"ETCDCTL_USER": "root:secret"},
             {"ETCDCTL_USER": "root", "ETCDCTL_PASSWORD": "secret"},
@@ -165,6 +171,46 @@ def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
                 Etcd(cluster.url, stranger, 1).get("a")
         with pytest.raises(CoordinationError, match="certificate verify failed"):
             Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 1).get("a")
+        service.check("a")
+        with pytest.raises(ServiceRefuses, match=r"do not trust each other .*failed.*: ETCDCTL_CACERT,"):
+            Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 600).check("a")
+        with pytest.raises(CoordinationError, match=r"by TLS.* ETCDCTL_CACERT, ETCDCTL_CERT and"):
+            Etcd(cluster.url, environment, 600).check("a")
+        with pytest.raises(CoordinationError, match=r"gives no answer .*without TLS"):
+            Etcd(cluster.url, {}, 600).check("a")
+
+
+def coordination(url: str) -> Etcd | None:
+    """Return what `jitckpt run` meets by."""
+    options = ["--coordination", url, "--host-timeout", "600", "--rdzv-id", "job"]
+    return coordination_of(run_parser().parse_args([*options, "train.py"]))
+
+
+def test_a_user_that_etcd_does_not_know_ends_the_command_at_once(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ETCDCTL_USER", "nobody:secret")
+    with pytest.raises(HostsError, match=r"--coordination: etcd at .* does not let 'nobody' in"):
+        coordination(cluster.url)
+
+
+def test_that_nobody_answers_is_said_at_once_and_waited_for(
+    cluster: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with kept_ports("127.0.0.1", 1) as (port,):
+        assert coordination(f"etcd://127.0.0.1:{port}") is not None
+        said = capsys.readouterr().err
+        assert "gives no answer" in said
+        assert "Connection refused" in said
+        assert said.endswith("It is waited for.\n")
+        assert coordination(f"etcd://127.0.0.1:{port},{cluster.url.removeprefix('etcd://')}") is not None
+    assert not capsys.readouterr().err
+
+
+def test_what_lies_there_is_no_matter_for_the_check(service: Etcd) -> None:
+    service.put_if({"checked": b"x"}, {})
+    service.check("checked")
+    assert service.get("checked").entries["checked"].value == b"x"
 
 
 def test_two_of_three_members_serve_without_the_leader(tmp_path: Path) -> None:

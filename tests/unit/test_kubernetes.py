@@ -19,6 +19,7 @@ import yaml
 from jitckpt.cli import main
 from jitckpt.cli.kubernetes import KINDS, LEEWAY
 from jitckpt.clusters import kubernetes
+from jitckpt.hosts import etcd
 from jitckpt.wire import exit_statuses
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples" / "kubernetes").glob("*.yaml"))
@@ -232,6 +233,34 @@ def test_hosts_meet_at_the_first_pod(capsys: pytest.CaptureFixture[str]) -> None
     assert "--master-addr gpt-0.gpt " in " ".join(template["spec"]["containers"][0]["args"])
 
 
+def test_what_etcd_asks_for_comes_from_secrets(capsys: pytest.CaptureFixture[str]) -> None:
+    secrets = ("--etcd-ca", "trust", "--etcd-certificate", "own", "--etcd-user", "who")
+    run = ("--", "--coordination", "etcd://e:2379", "train.py")
+    (pod,) = pods(printed(capsys, *secrets, *run))
+    variables = {one["name"]: one for one in pod["containers"][0]["env"]}
+    files = {
+        f"{mount['mountPath']}/{item['path']}": (source["secret"]["name"], item["key"])
+        for mount in pod["containers"][0]["volumeMounts"]
+        for volume in pod["volumes"]
+        if volume["name"] == mount["name"] == "etcd"
+        for source in volume["projected"]["sources"]
+        for item in source["secret"]["items"]
+    }
+    named = {name: files[variables[name]["value"]] for name in etcd.FILES}
+    assert named == {
+        "ETCDCTL_CACERT": ("trust", "ca.crt"),
+        "ETCDCTL_CERT": ("own", "tls.crt"),
+        "ETCDCTL_KEY": ("own", "tls.key"),
+    }
+    for name, key in (("ETCDCTL_USER", "username"), ("ETCDCTL_PASSWORD", "password")):
+        assert variables[name]["valueFrom"]["secretKeyRef"] == {"name": "who", "key": key}
+    (pod,) = pods(printed(capsys, "--etcd-ca", "trust", *run))
+    assert [one["name"] for one in pod["containers"][0]["env"]] == ["ETCDCTL_CACERT"]
+    (pod,) = pods(printed(capsys, *run))
+    assert "env" not in pod["containers"][0]
+    assert "etcd" not in [volume["name"] for volume in pod["volumes"]]
+
+
 def test_an_argument_comes_to_the_script_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     (pod,) = pods(printed(capsys, "--", "train.py", "two\nlines: 1", "$(HOME) $$ $1"))
     assert pod["containers"][0]["args"][-2] == "two\nlines: 1"
@@ -269,7 +298,15 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (["--nodes", "1", "--", "--coordination", "etcd://e", "train.py"], "a job on one host"),
         (["--nodes", "1", "--standby", "1", "--", "train.py"], "--standby: a job on one host"),
         (["--standby", "2", "--", "--max-standby", "1", "train.py"], "less than --standby 2"),
-        (["--", "--suspendable", "train.py"], "only --mode transparent"),
+        (["--etcd-user", "who", "--", "train.py"], "go with `-- --coordination etcd://...`"),
+        (["--", "--suspendable", "train.py"], "--suspendable needs root"),
+        (["--", "--mode", "transparent", "--snapshot-every", "9", "train.py"], "--snapshot-every needs root"),
+        (["--", "--mode", "transparent", "--broken-device", "move", "train.py"], "move needs root"),
+        (["--", "--page", "0.0.0.0:9400", "train.py"], "9400 is the metrics' port"),
+        (
+            ["--", "--log-dir", "/logs", "train.py"],
+            "--log-dir /logs: a pod can write to /checkpoints/ and /tmp/",
+        ),
         (
             ["--", "--coordination", "etcd://e", "--min-hosts", "2", "train.py"],
             "--min-hosts: not with --coordination",

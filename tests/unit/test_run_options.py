@@ -2,7 +2,7 @@
 
 import pytest
 
-from jitckpt.cli.run_checks import check_modes
+from jitckpt.cli.run_checks import check_modes, check_options
 from jitckpt.cli.run_options import run_parser
 
 
@@ -53,6 +53,28 @@ def test_copies_of_what_is_not_there_or_on_hosts_that_are_not_are_refused(words:
     )
     with pytest.raises(ValueError, match=says):
         check_modes(args)
+
+
+@pytest.mark.parametrize(
+    ("words", "meets"),
+    [
+        ("--node-rank 1 --master-addr 127.0.0.1", "127.0.0.1:29500"),  # two launchers on one machine
+        ("--node-rank 1 --master-addr 127.0.0.1 --master-port 7", "127.0.0.1:7"),
+    ],
+)
+def test_loopback_that_is_given_is_where_hosts_meet(words: str, meets: str) -> None:
+    args = run_parser().parse_args(["--nnodes", "2", *words.split(), __file__])
+    check_options(args, "softgpu")
+    assert (args.rdzv_backend, args.rdzv_endpoint, args.fixed_place) == ("c10d", meets, 1)
+
+
+def test_where_no_first_host_is_given_there_is_none() -> None:
+    args = run_parser().parse_args(["--nnodes", "2", "--node-rank", "1", __file__])
+    with pytest.raises(ValueError, match=r"--nnodes 2 needs --rdzv-backend c10d .* or --master-addr HOST"):
+        check_options(args, "softgpu")
+    args = run_parser().parse_args([__file__])
+    check_options(args, "softgpu")
+    assert args.master_addr == "127.0.0.1"
 
 
 def test_a_number_of_copies_is_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -375,6 +376,32 @@ def test_shared_memory_is_left_behind_only_if_nobody_uses_it() -> None:
     finally:
         path.unlink()
     assert path.name not in unused_shared_memory(before)
+
+
+def test_what_no_process_of_the_job_has_used_is_another_programs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "STAY_SECONDS", 0.0)
+    monkeypatch.setattr(runs, "SHARED_LOOK_SECONDS", 0.01)
+    before = set(os.listdir("/dev/shm"))
+    name, _, value = (mark := f"JITCKPT_REHEARSAL=test-{os.getpid()}").partition("=")
+    with (
+        tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as own,
+        tempfile.NamedTemporaryFile(dir="/dev/shm", delete=False) as others,
+    ):
+        pass
+    try:
+        with (
+            runs.shared_memory_used_by(mark) as used,
+            open(own.name) as file,
+            subprocess.Popen(["sleep", "60"], stdin=file, env=os.environ | {name: value}) as sleeper,
+        ):
+            while not used:
+                time.sleep(0.01)
+            sleeper.kill()
+        assert runs.lasting_shared_memory(before, used) == [Path(own.name).name]
+        assert Path(others.name).name in runs.lasting_shared_memory(before)
+    finally:
+        for path in (own.name, others.name):
+            Path(path).unlink()
 
 
 def test_shared_memory_of_others_that_is_soon_removed_is_not_left_behind(

@@ -159,8 +159,9 @@ bool Connection::release() {
   if (!hold_.release()) return false;
   intact_from_ = next;
   forget_copy();
+  const bool rested = validation_.rests();
   validation_.hear(Validation::Heard::again);
-  if (recovers_from_failure_)
+  if (recovers_from_failure_ && !rested)
     std::fprintf(stderr, "jitckpt: the device proxy's server is process %d now; the program goes on.\n",
                  server_->id());
   return true;

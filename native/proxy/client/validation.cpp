@@ -16,6 +16,7 @@ Validation::Heard Validation::say(control::Validates what) {
   std::unique_lock lock(mutex_);
   if (over_) return Heard::over;
   place_ = what.place;
+  says_ = what.says;
   said_ = std::move(what);
   waits_ = true;
   news_();
@@ -49,6 +50,11 @@ void Validation::hear_of(uint64_t place, Heard heard) {
     if (place != place_) return;
   }
   hear(heard);
+}
+
+bool Validation::rests() {
+  std::lock_guard lock(mutex_);
+  return waits_ && says_ == says_rests;
 }
 
 namespace {

@@ -16,6 +16,10 @@
 
 namespace jitckpt::proxy::client {
 
+// What a rank's thread says while the agent does something to all ranks, such as a snapshot:
+// jitckpt/wire/proxy_messages.py.
+constexpr uint64_t says_rests = 6;
+
 // What a rank's thread waits for at its place of the program.
 class Validation {
  public:
@@ -31,6 +35,7 @@ class Validation {
   void hear(Heard heard);
   // What is said of a place counts for nothing at another.
   void hear_of(uint64_t place, Heard heard);
+  bool rests();
 
  private:
   std::mutex mutex_;
@@ -38,7 +43,8 @@ class Validation {
   std::function<void()> news_;
   std::optional<control::Validates> said_;
   uint64_t place_ = 0;  // of the thread's newest word
-  bool over_ = true;    // until there is a control thread
+  uint64_t says_ = 0;
+  bool over_ = true;  // until there is a control thread
   Heard heard_ = Heard::over;
   bool waits_ = false;
 };

@@ -14,9 +14,9 @@ namespace {
 // A thread that says something at a place, and waits there.
 class Rank {
  public:
-  Rank(Validation& validation, uint64_t place)
-      : thread_([this, &validation, place] {
-          heard_ = validation.say({place, 0, "", "", ""});
+  Rank(Validation& validation, uint64_t place, uint64_t says = 0)
+      : thread_([this, &validation, place, says] {
+          heard_ = validation.say({place, says, "", "", ""});
           has_heard_ = true;
         }) {}
   ~Rank() { thread_.join(); }
@@ -54,6 +54,23 @@ TEST(Validation, AnAnswerOfAnotherPlaceIsNoneForThisOne) {
   EXPECT_FALSE(rank.has_heard());
   validation.hear_of(26, Heard::stays);
   EXPECT_EQ(rank.heard(), Heard::stays);
+}
+
+TEST(Validation, ARankRestsUntilItHears) {
+  Validation validation;
+  validation.begin([] {});
+  EXPECT_FALSE(validation.rests());
+  {
+    Rank rank(validation, 26, says_rests);
+    wait_for_word(validation, 26);
+    EXPECT_TRUE(validation.rests());
+    validation.hear(Heard::again);
+  }
+  EXPECT_FALSE(validation.rests());
+  Rank rank(validation, 27);
+  wait_for_word(validation, 27);
+  EXPECT_FALSE(validation.rests());
+  validation.hear(Heard::again);
 }
 
 TEST(Validation, AWordOfBeforeARecoveryIsNotSaidBehindIt) {
