@@ -140,6 +140,7 @@ class ScriptVariables:
         self._plain = _Seen()  # of the first loop that tells nothing of its minibatches
         self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
         self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
+        self._owners: dict[str, tuple[int, str]] = {}  # by names, of attributes: id of the object, attribute
         self._asked: set[tuple[CodeType, int]] = set()  # where it was asked for a minibatch
         self._askers: set[CodeType] = set()  # of generators that draw from loops of the job
         self.script_restores = False  # it has called restore() itself, and can count from there
@@ -255,12 +256,17 @@ class ScriptVariables:
                 keys[name] = name, id(scope[name])
             else:
                 keys[name] = (name, code) if name in local else name
-        names = [name for name, key in keys.items() if key not in self._said]
-        self._said |= {*keys.values()}
+        ways: dict[object, list[str]] = {}  # several names may lead to one attribute of one object
+        for name, key in keys.items():
+            led = self._owners.get(name, key)
+            if self._said.isdisjoint((key, led)):
+                ways.setdefault(led, []).append(name)
+        self._said |= {*keys.values(), *ways}
         if (keeper := self._keeper()) is not None:
-            kept = [name for name in names if keeper.keeps(frame, name)]
-            keeper.say_kept(kept)
-            names = [name for name in names if name not in kept]
+            kept = {led: [name for name in names if keeper.keeps(frame, name)] for led, names in ways.items()}
+            keeper.say_kept(map(_shortest, filter(None, kept.values())))
+            ways = {led: names for led, names in ways.items() if not kept[led]}
+        names = [*map(_shortest, ways.values())]
         if names:
             helps, shown = advice.current(), ", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else "")
             text = TEXT.format(names=shown, keep=helps.keep)
@@ -305,6 +311,8 @@ class ScriptVariables:
             attributes=attributes,
         )
         places |= of_classes(own.keys() - scope.keys(), scope)
+        for name in own:
+            self._note_owner(name, name, scope)
         if not tells_nothing and (keeper := self._keeper()) is not None:
             # What may come back in another way, by restore() or `extra`, is not named; kept it can be. So can
             # what is set in some iterations alone.
@@ -337,9 +345,16 @@ class ScriptVariables:
             for name, mark in found.items():
                 called, place = variables.name(name, frame)
                 marks[called] = mark
+                self._note_owner(called, name, variables.values)
                 if place is not None or variables.is_of(frame, name):
                     places[called] = place
         return marks, places
+
+    def _note_owner(self, called: str, name: str, scope: Mapping[str, object]) -> None:
+        """Note what a name leads to, if that is an attribute. called: the name outside of this scope."""
+        root, _, attribute = name.partition(".")
+        if attribute and root in scope:
+            self._owners[called] = id(scope[root]), attribute
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
         """Return marks of what a generator of the script's has: a restart begins it anew."""
@@ -446,6 +461,11 @@ class ScriptVariables:
         """Whether a variable that is set now and then is no state: what draws from a loop, a counter."""
         iterates = isinstance(value, (*ITERATORS, Optimizer, DataLoader, Dataset, Sampler))
         return iterates or is_ours(type(value).__module__) or self._is_counted(value, code, False)
+
+
+def _shortest(names: Sequence[str]) -> str:
+    """Return the shortest way of these to one thing."""
+    return min(names, key=lambda name: name.count("."))
 
 
 def _is_in_another(frame: FrameType, at: tuple[int, ...]) -> bool:

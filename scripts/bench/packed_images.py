@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from jitckpt.agent.migration.leaving import _send_file
+from jitckpt.agent.migration.image_transfer import send_file
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.standby import _receive_files
 from jitckpt.hosts import visiting
@@ -86,7 +86,7 @@ async def seconds(path: Path, rate: float, packs: bool) -> tuple[float, int]:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
             packer, began = Packer(packs), time.monotonic()
             with path.open("rb") as file:
-                await _send_file(writer, 1, "pages-1.img", file.fileno(), packer)
+                await send_file(writer, 1, "pages-1.img", file.fileno(), packer)
             writer.write(visiting.encode(Whole()))
             await came
             took = time.monotonic() - began

@@ -199,6 +199,30 @@ class Position:
             self.count += self.inner.step
 
 
+class Engine:
+    """Functions in its attributes have it in variables, too."""
+
+    def __init__(self, loop: Loop) -> None:
+        self.step, self.losses = 0, [0.0]
+        self.after = after(self)
+        self.loss = loss(self)
+        for _ in loop:
+            self.loss()
+
+
+def loss(training: Engine) -> Callable[[], None]:
+    def count() -> None:
+        training.step += 2
+        training.losses.append(0.0)
+        training.after()
+
+    return count
+
+
+def after(training: Engine) -> Callable[[], None]:
+    return lambda: print(training.step, len(training.losses))
+
+
 def by_key(loop: Loop) -> None:
     position = {"step": 0}
     for position["step"] in loop:
@@ -259,6 +283,7 @@ def innocent(loop: Loop) -> None:
         (by_a_function, {"count"}),
         (now_and_then, {"noise", "flag", "best"}),
         (Position, {"self.count"}),
+        (Engine, {"self.step", "self.losses"}),
         (by_key, set()),
         (in_branches, set()),
         (innocent, set()),
