@@ -6,6 +6,7 @@ write to them.
 """
 
 import copy
+import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
@@ -64,6 +65,9 @@ class PlainAttributes:
         self._dropped: set[Key] = set()
         self._said: set[Key] = set()  # that it has become what can't be kept
         self._built: dict[Key, Built] = {}  # as far as it is there still
+        self._parts: dict[int, tuple[Key, Place]] | None = (
+            None  # of what is built and has never changed, by ids
+        )
         self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
@@ -71,6 +75,7 @@ class PlainAttributes:
         self._named_by: dict[int, Key] = {}  # what can be changed in its place, by ids
         self.objects: Mapping[str, object] = {}  # that have the attributes of some of the owners
         self._inside: dict[Key, dict[Place, tuple[str, ...]]] = {}  # where others' values are in these
+        self._around: list[Key] = []  # what is to be looked at once more
         self._seen = Seen()  # all else
         self._changed: dict[str, dict[str, Any]] = {}
         self.problems: list[str] = []  # sentences that name what is not kept
@@ -81,12 +86,14 @@ class PlainAttributes:
         known = {id(one.object): path for path, one in self._owners.items()}
         new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
         self._owners = owners
+        self._around.clear()
         for known_of in (
             *(self._marks, self._copies, self._tensors),
             *(self._sizes, self._built, self._places, self._inside),
         ):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
+        self._parts = None
         self._look(new)
         self._tell()
 
@@ -120,7 +127,7 @@ class PlainAttributes:
             walk = plain_values.Marks(set())
             with suppress(NotPlain, TooMuch):
                 walk.of(value)
-            self._built[key] = walk.built
+            self._built[key], self._parts = walk.built, None
             self._places[key] = plain_values.objects_in(value)
             if key in self._copies:
                 self._marks[key] = _UNKNOWN  # how it is told depends on that
@@ -138,6 +145,9 @@ class PlainAttributes:
         self._note_same(self._by_value)
         for key in self._by_value:
             has_changed |= self._look_at(key, visited)
+        for key in self._around:
+            has_changed |= self._look_at(key, {*visited})
+        self._around.clear()
         if has_changed:
             self._tell()
         return self._changed
@@ -237,6 +247,7 @@ class PlainAttributes:
             self._dropped.add(key)  # a data set or a table of words, as a rule
             return
         self._built[key], self._places[key] = walk.built, plain_values.objects_in(value)
+        self._parts = None
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         """Take a copy of one attribute if it is another than it was; return whether it is."""
@@ -289,9 +300,29 @@ class PlainAttributes:
         except TooMuch:
             self._drop(key, value)
             return True
+        if () not in built:
+            self._keep_around(value)
         self._marks[key], self._tensors[key], self._built[key] = mark, tensors, built
         self._copies[key], self._inside[key] = copied, others
         return True
+
+    def _keep_around(self, part: object) -> None:
+        """Keep what has this part, as it is under another name now: else that would be another one."""
+        if self._parts is None:
+            self._parts = {
+                id(one() if type(one) is weakref.ref else one): (key, place)
+                for key, built in self._built.items()
+                for place, one in built.items()
+                if place and key not in self._copies
+            }
+        key, place = self._parts.get(id(part), (None, ()))
+        if key is None or key in self._copies or key in self._dropped:
+            return
+        if key[1] not in vars(self._owners[key[0]].object):
+            return  # its place is not there now
+        if plain_values.is_held(self._built.get(key, {}).get(place), part):
+            self._marks[key] = _UNKNOWN
+            self._around.append(key)
 
     def _others_inside(self, key: Key, value: object) -> dict[Place, tuple[str, ...]]:
         """Return where in a value there is that of another name.

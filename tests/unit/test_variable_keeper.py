@@ -974,3 +974,22 @@ def test_a_list_in_a_slot_of_a_variable_goes_on() -> None:
         return best.values if best else []
 
     equal_from_each_step(training, "best", 4)
+
+
+def test_a_part_of_what_has_not_changed_that_gets_a_name_stays_that_part() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        stages, means = [[0], [1]], {"mean": torch.zeros(2)}
+        stage: list[int] = []
+        mean = torch.ones(2)
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            if step == 1:
+                stage, mean = stages[1], means["mean"]
+            if step == 3:
+                stage.append(step)
+                mean += 1
+            step = boundary(sys._getframe(), step + 1)
+        return [stages, stage, means["mean"].tolist(), mean.tolist()]
+
+    equal_from_each_step(training, "stage stages mean means", 4)
+    equal_from_each_step(training, "stages stage means mean", 4)
