@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
 
+from jitckpt.wire import environment
+
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0", "--warm-start"]
 RUN += ["--checkpoint-dir", "ckpt"]
@@ -172,11 +174,13 @@ def test_snapshots_leave_the_device_where_it_is_idle_and_come_back_the_same(
 ) -> None:
     """A pipeline's stages wait for each other; other trainings are never idle, but compute."""
     monkeypatch.setenv("WIDTH", "256")
-    monkeypatch.setenv("JITCKPT_SNAPSHOT_SPANS", "1")  # its minibatches are short
     steps = ["--steps", "45"]
     expected = launcher.run(*RUN, TRAINING, form, "--unprotected", *steps)
     fault = "rank=1 step=40 phase=backward kind=kill"
-    result = launcher.run(*RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *steps)
+    also_in_short = ["env", f"{environment.SNAPSHOT_SPANS.name}=1"]
+    result = launcher.run(
+        *also_in_short, *RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *steps
+    )
     assert result.status == 0, result.err
     assert digests(result.out, form) == digests(expected.out, form)
     copied = [event for event in events(launcher, "memory_safe") if event["restart"] == 0][-1]
