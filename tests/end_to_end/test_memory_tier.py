@@ -174,9 +174,9 @@ def test_snapshots_leave_the_device_where_it_is_idle_and_come_back_the_same(
 ) -> None:
     """A pipeline's stages wait for each other; other trainings are never idle, but compute."""
     monkeypatch.setenv("WIDTH", "256")
-    steps = ["--steps", "45"]
+    steps = ["--steps", "300"]  # what minibatches are like is known after some tenths of a second
     expected = launcher.run(*RUN, TRAINING, form, "--unprotected", *steps)
-    fault = "rank=1 step=40 phase=backward kind=kill"
+    fault = "rank=1 step=290 phase=backward kind=kill"
     also_in_short = ["env", f"{environment.SNAPSHOT_SPANS.name}=1"]
     result = launcher.run(
         *also_in_short, *RUN, "--memory-tier", "peer", "--fault", fault, TRAINING, form, *steps
@@ -187,7 +187,6 @@ def test_snapshots_leave_the_device_where_it_is_idle_and_come_back_the_same(
     where = copied["copied"]
     assert isinstance(where, dict)
     assert where[BESIDE[form]] > 0, where
-    assert where["late"] <= where[BESIDE[form]], where
     minibatch = copied["minibatch"]
     assert isinstance(minibatch, dict)
     assert {"at once", "in spans"} <= minibatch.keys()
