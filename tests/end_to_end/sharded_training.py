@@ -18,6 +18,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -226,7 +227,8 @@ def pipelined(mesh: DeviceMesh) -> Training:
     else:
         module = DistributedDataParallel(model, process_group=mesh["data"].get_group())
     # With shapes given: to infer them a stage makes a forward pass at each start, which draws random numbers.
-    width = model[0].out_features if index == 0 else model[0].in_features
+    linear: Any = model[0]
+    width = linear.out_features if index == 0 else linear.in_features
     sizes = (INPUTS, width, OUTPUTS)
     shapes = [torch.empty(BATCH // MICROBATCHES, size, device="cuda") for size in sizes]
     stage = PipelineStage(
