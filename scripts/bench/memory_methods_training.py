@@ -8,7 +8,6 @@ which a device would compute, and here nobody uses a processor.
 
 import json
 import os
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -18,11 +17,10 @@ from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
+from windows import WARM_UP, Windows, snapshots_in
 
 import jitckpt
-from jitckpt.worker.saving.snapshots import Snapshots
 
-WARM_UP = 10
 WIDTH, LAYERS, BATCH = 1024, 6, 16
 
 
@@ -33,7 +31,7 @@ def sent() -> int:
 
 
 def main() -> None:
-    windows, length, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    windows, pause = Windows(int(sys.argv[1]), int(sys.argv[2])), float(sys.argv[3])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
@@ -47,37 +45,22 @@ def main() -> None:
         fully_shard(layers)
     optimizer = torch.optim.AdamW(model.parameters())
     job = jitckpt.init(model=model, optimizer=optimizer)
-    is_due, snapshots = Snapshots.is_due, True
-
-    def in_turn(self: Snapshots, step: int) -> bool:
-        return snapshots and is_due(self, step)
-
-    Snapshots.is_due = in_turn  # type: ignore[method-assign]
-    times: list[float] = []
-    counted: list[int] = []
-    found: list[tuple[list[float], list[int]]] = []  # of each window: its steps' times, and bytes sent before
-    for step in job.steps(1 << 30):
-        place = step - WARM_UP
-        snapshots = snapshots and place != -3
-        if 0 <= place <= windows * length and place % length == 0:
-            if place:
-                found.append((list(times), [*counted, sent()]))
-            times.clear()
-            counted.clear()
-            snapshots = place == windows * length or place // length % 2 == 0
-            if place == windows * length:
-                medians = [statistics.median(of) for of, _ in found]
-                said = {"rank": dist.get_rank(), "seconds": medians, "sent": [of for _, of in found]}
-                print(f"windows {json.dumps(said)}\n", end="", flush=True)
-        began = time.perf_counter()
-        counted.append(sent())
+    snapshots_in(windows)
+    counted: list[int] = []  # bytes sent before each step since the first window's
+    for step in windows.over(job.steps(1 << 30)):
+        if step >= WARM_UP:
+            counted.append(sent())
+        if step == windows.steps:
+            length = windows.length
+            of = [counted[first : first + length + 1] for first in range(0, windows.number * length, length)]
+            said = {"rank": dist.get_rank(), "seconds": windows.medians, "sent": of}
+            print(f"windows {json.dumps(said)}\n", end="", flush=True)
         batch = torch.randn(BATCH, WIDTH, device="cuda")
         optimizer.zero_grad()
         time.sleep(pause)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
 
 
 if __name__ == "__main__":

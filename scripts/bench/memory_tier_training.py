@@ -7,7 +7,6 @@ PAUSE: seconds of each step in which a device would compute, and here nobody use
 
 import json
 import os
-import statistics
 import sys
 import time
 
@@ -15,16 +14,15 @@ import torch
 from torch import distributed as dist
 from torch import nn
 from torch.distributed.fsdp import fully_shard
+from windows import Windows, snapshots_in
 
 import jitckpt
-from jitckpt.worker.saving.snapshots import Snapshots
 
-WARM_UP = 10
 WIDTH, BATCH = 512, 256
 
 
 def main() -> None:
-    windows, length, pause = int(sys.argv[1]), int(sys.argv[2]), float(sys.argv[3])
+    windows, pause = Windows(int(sys.argv[1]), int(sys.argv[2])), float(sys.argv[3])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
@@ -34,31 +32,16 @@ def main() -> None:
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
     job = jitckpt.init(model=model, optimizer=optimizer)
-    is_due, snapshots = Snapshots.is_due, True
-
-    def in_turn(self: Snapshots, step: int) -> bool:
-        return snapshots and is_due(self, step)
-
-    Snapshots.is_due = in_turn  # type: ignore[method-assign]
-    times: list[float] = []
-    found: list[float] = []
-    for step in job.steps(WARM_UP + windows * length):
-        place = step - WARM_UP
-        if place >= 0 and place % length == 0:
-            snapshots = place // length % 2 == 0
-            found += [statistics.median(times)] if place > 0 else []
-            times.clear()
-        began = time.perf_counter()
+    snapshots_in(windows)
+    for _ in windows.over(job.steps(windows.steps)):
         batch = torch.randn(BATCH, WIDTH, device="cuda")
         optimizer.zero_grad()
         time.sleep(pause)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    found.append(statistics.median(times))
     if dist.get_rank() == 0:
-        print(f"windows {json.dumps(found)}\n", end="", flush=True)
+        print(f"windows {json.dumps(windows.medians)}\n", end="", flush=True)
     dist.destroy_process_group()
 
 

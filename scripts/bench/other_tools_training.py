@@ -9,25 +9,24 @@ processor. Rank 0 prints the median of each window's steps.
 
 import json
 import os
-import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed.fsdp import fully_shard
 from torch.optim import Optimizer
+from windows import Windows, snapshots_in
 
-WARM_UP = 10
 WIDTH, LAYERS, BATCH = 1024, 6, 16
 
 Save = Callable[[int], None]  # told the step that has ended
 
 
 def main() -> None:
-    windows, length, pause = int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    windows, pause = Windows(int(sys.argv[2]), int(sys.argv[3])), float(sys.argv[4])
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     torch.manual_seed(0)
@@ -36,60 +35,39 @@ def main() -> None:
         fully_shard(layer)
     fully_shard(model)
     optimizer = torch.optim.AdamW(model.parameters())
-    wanted = [True]
-    steps, save = TOOLS[sys.argv[1]](model, optimizer, WARM_UP + windows * length, wanted)
-    times: list[float] = []
-    found: list[float] = []
-    for step in steps:
-        place = step - WARM_UP
-        if place >= 0 and place % length == 0:
-            wanted[0] = place // length % 2 == 0
-            found += [statistics.median(times)] if place > 0 else []
-            times.clear()
-        began = time.perf_counter()
+    steps, save = TOOLS[sys.argv[1]](model, optimizer, windows)
+    for step in windows.over(steps):
         batch = torch.randn(BATCH, WIDTH, device="cuda")
         optimizer.zero_grad()
         time.sleep(pause)
         (model(batch) - batch).square().mean().backward()
         optimizer.step()
-        if wanted[0]:
+        if windows.with_it:
             save(step + 1)
         torch.cuda.synchronize()
-        times.append(time.perf_counter() - began)
-    found.append(statistics.median(times))
     if dist.get_rank() == 0:
-        print(f"windows {json.dumps(found)}\n", end="", flush=True)
+        print(f"windows {json.dumps(windows.medians)}\n", end="", flush=True)
     dist.barrier()
 
 
-def _jitckpt(
-    model: nn.Module, optimizer: Optimizer, steps: int, wanted: list[bool]
-) -> tuple[Iterator[int], Save]:
+def _jitckpt(model: nn.Module, optimizer: Optimizer, windows: Windows) -> tuple[Iterable[int], Save]:
     import jitckpt
-    from jitckpt.worker.saving.snapshots import Snapshots
 
-    is_due = Snapshots.is_due
-    Snapshots.is_due = (  # type: ignore[method-assign]
-        lambda self, step: wanted[0] and is_due(self, step)
-    )
     job = jitckpt.init(model=model, optimizer=optimizer)
-    return iter(job.steps(steps)), lambda step: None  # it makes its snapshots by itself
+    snapshots_in(windows)
+    return job.steps(windows.steps), lambda step: None  # it makes its snapshots by itself
 
 
-def _lm_resiliency(
-    model: nn.Module, optimizer: Optimizer, steps: int, wanted: list[bool]
-) -> tuple[Iterator[int], Save]:
+def _lm_resiliency(model: nn.Module, optimizer: Optimizer, windows: Windows) -> tuple[Iterable[int], Save]:
     from lm_resiliency.checkpointing.config import InMemoryCkptConfig
     from lm_resiliency.checkpointing.manager import InMemoryCheckpointManager
 
     config = InMemoryCkptConfig(interval=1, replication_jump=1, disk_flush_interval=0)
     manager = InMemoryCheckpointManager(config)
-    return iter(range(steps)), lambda step: manager.save_tensors([*_tensors(model, optimizer)], step)
+    return range(windows.steps), lambda step: manager.save_tensors([*_tensors(model, optimizer)], step)
 
 
-def _nvrx(
-    model: nn.Module, optimizer: Optimizer, steps: int, wanted: list[bool]
-) -> tuple[Iterator[int], Save]:
+def _nvrx(model: nn.Module, optimizer: Optimizer, windows: Windows) -> tuple[Iterable[int], Save]:
     from nvidia_resiliency_ext.checkpointing.async_ckpt.core import AsyncCallsQueue
     from nvidia_resiliency_ext.checkpointing.local.basic_state_dict import BasicTensorAwareStateDict
     from nvidia_resiliency_ext.checkpointing.local.ckpt_managers.local_manager import LocalCheckpointManager
@@ -107,7 +85,7 @@ def _nvrx(
         assert request is not None
         queue.schedule_async_request(request)
 
-    return iter(range(steps)), save
+    return range(windows.steps), save
 
 
 def _tensors(model: nn.Module, optimizer: Optimizer) -> Iterator[Tensor]:
