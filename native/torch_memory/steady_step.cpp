@@ -3,6 +3,7 @@
 // of it. In Python that takes some twenty calls, each of which costs microseconds where all is cold in the
 // caches; jitckpt/worker/in_place/state_on_device.py has the rules, and does the same for all other steps.
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/utils/pythoncapi_compat.h>  // PyWeakref_GetRef before Python 3.13
 
 #include <cstring>
 #include <exception>
@@ -106,10 +107,11 @@ bool append_buckets_of_modules(SteadyStep& step) {
   static PyObject* name = nullptr;
   if (name == nullptr && (name = PyUnicode_InternFromString("reducer")) == nullptr) return false;
   for (Py_ssize_t index = 0; index < PyList_GET_SIZE(step.modules); ++index) {
-    PyObject* const module = PyWeakref_GetObject(PyList_GET_ITEM(step.modules, index));
-    if (module == nullptr) return false;
-    if (module == Py_None) continue;
+    PyObject* module = nullptr;
+    if (PyWeakref_GetRef(PyList_GET_ITEM(step.modules, index), &module) < 0) return false;
+    if (module == nullptr) continue;
     PyObject* const reducer = PyObject_GetAttr(module, name);
+    Py_DECREF(module);
     if (reducer == nullptr) return false;
     append_buckets(reducer, *step.left_out);
     Py_DECREF(reducer);
