@@ -1,12 +1,13 @@
-"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md, guides/frameworks.md and
-guides/without-replicas.md (of docs/data), and reference/environment.md.
+"""Makes tables of docs/: campaigns.md, proofs.md, workloads.md, guides/frameworks.md,
+guides/without-replicas.md and start/install.md (of docs/data), and reference/environment.md.
 
     python scripts/docs_tables.py            # writes what has changed
     python scripts/docs_tables.py --check    # only says whether something would change (status 1)
 
 A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the newest of each mode. A claim and
 the command that shows it are a line of docs/data/proofs.jsonl; scripts/bench/paper_tables.py writes
-docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl, and what
+docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl, `scripts/test --record`
+docs/data/versions.jsonl, and what
 scripts/bench/memory_losses.py prints with --json is docs/data/losses.jsonl. The variables are those of
 jitckpt/wire/environment.py.
 """
@@ -189,18 +190,31 @@ def losses() -> str:
     return table(headings, rows)
 
 
+def versions() -> str:
+    """Return with which versions the tests ran: the newest run of each."""
+    newest = {(row["python"], row["torch"], row["system"]): row for row in records("versions.jsonl")}
+    headings = ["Python", "torch", "system", "passed", "failed", "skipped", "command", "at"]
+    rows = sorted(newest.items(), key=lambda item: [*map(int, item[0][0].split("."))])
+    keys = ["python", "torch", "system", "passed", "failed", "skipped"]
+    return table(
+        headings, [[*(row[key] for key in keys), f"`{row['command']}`", row["commit"]] for _, row in rows]
+    )
+
+
 TABLES: dict[str, Callable[[], str]] = {
     "campaigns": campaigns,
     "proofs": proofs,
     "workloads": workloads,
     "guides/frameworks": frameworks,
     "guides/without-replicas": losses,
+    "start/install": versions,
     "reference/environment": variables,
 }
 SOURCES = {
     "reference/environment": "jitckpt/wire/environment.py",
     "guides/frameworks": "data/frameworks.jsonl",
     "guides/without-replicas": "data/losses.jsonl",
+    "start/install": "data/versions.jsonl",
 }
 
 

@@ -103,8 +103,8 @@ void Network::run() {
       }
     }
     poll(sockets.data(), sockets.size(), -1);
-    uint64_t rings;
-    if (sockets[0].revents != 0) static_cast<void>(read(wake_.get(), &rings, sizeof rings));
+    eventfd_t rings;
+    if (sockets[0].revents != 0) eventfd_read(wake_.get(), &rings);
     for (size_t i = 1; i < sockets.size(); ++i) {
       if (sockets[i].revents == 0) continue;
       if (sockets[i].events == POLLIN) {
@@ -237,8 +237,7 @@ std::byte* Network::slot_of(const News& news, int from, int to) {
 }
 
 void Network::wake() {
-  const uint64_t ring = 1;
-  static_cast<void>(write(wake_.get(), &ring, sizeof ring));
+  eventfd_write(wake_.get(), 1);
 }
 
 }  // namespace softgpu::nccl
