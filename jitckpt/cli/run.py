@@ -505,5 +505,5 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
         domains=args.own_domains,
         domains_by=args.domains_by,
         address=args.memory_interface or "",
-        directory=args.memory_spill,
+        directory=args.memory_spill or "",
     )

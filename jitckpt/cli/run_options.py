@@ -289,7 +289,6 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--memory-spill",
         type=_spill,
-        default="",
         metavar="DIR",
         help="where this host keeps parts of others' states that no host's memory has room for, in files "
         "without names: on its own disk, or a shared one (default: nowhere)",

@@ -1,5 +1,7 @@
 """What `jitckpt run` may be called with."""
 
+import argparse
+
 import pytest
 from torch.distributed import run as torchrun
 
@@ -111,3 +113,13 @@ def test_how_long_hosts_are_waited_for_is_a_number_of_seconds(text: str) -> None
     config, _, _ = torchrun.config_from_args(args)
     with pytest.raises(ValueError, match=f"--rdzv-conf join_timeout={text}: it is a number of seconds"):
         check_config(args, config)
+
+
+def test_what_is_not_given_is_read_by_nobody() -> None:
+    """Argparse reads a default that is a text as if it was given: "" was a folder, the working one."""
+    parser = run_parser()
+    args = parser.parse_args(["train.py"])
+    assert args.memory_spill is None
+    for action in parser._actions:
+        if action.default is not argparse.SUPPRESS and hasattr(args, action.dest) and action.option_strings:
+            assert getattr(args, action.dest) == parser.get_default(action.dest), action.dest
