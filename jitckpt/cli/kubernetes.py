@@ -2,16 +2,20 @@
 
 import argparse
 import math
+import os
 import re
 import shlex
 import string
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
+from torch.distributed import run as torchrun
+
 from jitckpt.cli.parser import Parser
-from jitckpt.cli.run_checks import check_modes
+from jitckpt.cli.run_checks import check_config, check_modes, check_values
 from jitckpt.cli.run_hosts import settle_hosts
-from jitckpt.cli.run_options import run_parser
+from jitckpt.cli.run_options import RunParser, run_parser
 from jitckpt.clusters import kubernetes
 from jitckpt.clusters.kubernetes import EtcdSecrets, JobToRun, Manifest
 from jitckpt.decisions import memory_wanted
@@ -43,6 +47,8 @@ SAID_HERE = {
     "spare_for": "Kubernetes",
     "standby": "--standby N",
 }
+# Of files and interfaces that need not be on this machine.
+OF_THE_POD = ("failure_domains", "memory_interface", "memory_spill", "secret_file")
 NAME = re.compile(r"[a-z]([-a-z0-9]{0,38}[a-z0-9])?")  # of which the names of pods are made
 LABEL = "[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"
 OTHERS_NAME = re.compile(rf"(?=.{{1,253}}\Z){LABEL}(\.{LABEL})*")  # of what is there already
@@ -55,6 +61,8 @@ LEEWAY = 30  # seconds, in which those that have saved end
 
 def main(arguments: list[str]) -> int:
     """Print the manifests. Raises JitckptError where the library for YAML is missing."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # options of torchrun's on this machine; the pods have their own
     parser = _parser()
     split = arguments.index("--") if "--" in arguments else len(arguments)
     args, rest = parser.parse_known_args(arguments[:split])
@@ -88,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
     """Return what the flags say. Raises ValueError with a sentence where they contradict each other."""
-    parser = run_parser()
+    parser = _pod_parser()
     wanted = parser.parse_args(run)
     for name, place in SAID_HERE.items():
         if getattr(wanted, name) != parser.get_default(name):
@@ -138,17 +146,33 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
 
 def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> None:
     """Refuse by ValueError what `jitckpt run` would refuse in each pod, where it would end the job."""
-    _check_pod(run_parser().parse_args(run))
+    _check_pod(args, _pod_parser().parse_args(run))
     meeting = ["--rdzv-id", args.name]
     if not coordinated and args.nodes > 1:
         meeting += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "first"]
     given = ["--nnodes", str(args.nodes), *meeting, "--local-addr", "pod"]
-    in_pod = run_parser().parse_args([*given, "--checkpoint-dir", kubernetes.CHECKPOINTS, *run])
+    in_pod = _pod_parser().parse_args([*given, "--checkpoint-dir", kubernetes.CHECKPOINTS, *run])
     settle_hosts(in_pod)
     check_modes(in_pod)
+    check_values(in_pod, in_pod.device)
+    in_pod.log_dir = os.devnull  # else a folder is made, and here
+    try:
+        config, _, _ = torchrun.config_from_args(in_pod)
+    except (AssertionError, RuntimeError) as error:
+        raise ValueError(str(error)) from error
+    check_config(in_pod, replace(config, nproc_per_node=max(args.gpus, 1)))
 
 
-def _check_pod(wanted: argparse.Namespace) -> None:
+def _pod_parser() -> RunParser:
+    """Return the parser of `jitckpt run`, which takes names of the pod's files and interfaces as they are."""
+    parser = run_parser()
+    for action in parser._actions:
+        if action.dest in OF_THE_POD:
+            action.type = str
+    return parser
+
+
+def _check_pod(args: argparse.Namespace, wanted: argparse.Namespace) -> None:
     """Refuse by ValueError what the pod has no port, rights or room for."""
     if wanted.page is not None and wanted.page[1] in (kubernetes.METRICS_PORT, kubernetes.PORT):
         raise ValueError(
@@ -162,10 +186,13 @@ def _check_pod(wanted: argparse.Namespace) -> None:
     ):
         if is_wanted:
             raise ValueError(f"{option} needs root and its capabilities (CRIU), which these pods don't have")
-    if wanted.log_dir is not None and not wanted.log_dir.startswith(kubernetes.WRITABLE):
-        raise ValueError(
-            f"--log-dir {wanted.log_dir}: a pod can write to {' and '.join(kubernetes.WRITABLE)} alone"
-        )
+    if wanted.device == "cuda" and args.gpus == 0:
+        raise ValueError("--gpus 0: there is none for --device cuda")
+    for option, folder in (("--log-dir", wanted.log_dir), ("--memory-spill", wanted.memory_spill)):
+        if folder and not f"{folder}/".startswith(kubernetes.WRITABLE):
+            raise ValueError(
+                f"{option} {folder}: a pod can write to {' and '.join(kubernetes.WRITABLE)} alone"
+            )
 
 
 def _parser() -> argparse.ArgumentParser:

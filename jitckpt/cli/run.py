@@ -57,6 +57,7 @@ from jitckpt.faults.injection import (
     CLOCK_KINDS,
 )
 from jitckpt.hosts.limited_calls import has_calls_out
+from jitckpt.hosts.rendezvous import join_timeout
 from jitckpt.reports.timeline import in_words
 from jitckpt.saves import directory_lock
 from jitckpt.saves.start_record import note_finished
@@ -302,7 +303,7 @@ def _settings(
         domains=args.own_domains if args.snapshot_copies else (),
         domains_by=args.domains_by if args.snapshot_copies else "",
         memory=_memory(args),
-        coordination=coordination_of(args),
+        coordination=coordination_of(args, join_timeout(config)),
         objects=None if args.objects is None else WantedObjects(args.objects, args.objects_deadline),
         still_wanted=_still_wanted(args.spared),
         wait=None if args.min_hosts is None else args.wait,
@@ -504,5 +505,5 @@ def _memory(args: argparse.Namespace) -> Wanted | None:
         domains=args.own_domains,
         domains_by=args.domains_by,
         address=args.memory_interface or "",
-        directory=args.memory_spill,
+        directory=args.memory_spill or "",
     )

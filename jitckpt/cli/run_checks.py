@@ -26,6 +26,7 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.redundancy import groups
 from jitckpt.faults.injection import DEVICE_KINDS, DRIVER_SUSPECT, LASTING_KINDS, PROXY_KINDS
+from jitckpt.hosts.rendezvous import join_timeout
 
 LONGEST_NAME = 200  # bytes of a job's name: torch makes a folder of it and a few letters
 
@@ -38,23 +39,28 @@ def check_options(args: argparse.Namespace, kind: str) -> None:
     args.own_domains, args.domains_by = own_domains(args)
     check_modes(args)
     _check_ports(args)
-    if args.state_on_device and args.mode != "transparent":
-        raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
+    check_values(args, kind)
     if args.nproc_per_node in ("gpu", "auto") and kind == "softgpu":
         args.nproc_per_node = os.environ.get("SOFTGPU_DEVICES", str(DEFAULT_DEVICES))
+    if args.standalone or needs_another_port(args):
+        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
+    _check_script(args)
+
+
+def check_values(args: argparse.Namespace, kind: str) -> None:
+    """Refuse, by ValueError, what is wrong on any host. kind: of the device, auto while it is unknown."""
+    if args.state_on_device and args.mode != "transparent":
+        raise ValueError("--state-on-device: only --mode transparent keeps copies of the device's memory")
     if args.monitor_interval <= 0:
         raise ValueError("--monitor-interval must be more than 0 seconds")
     for name in args.signals_to_handle.split(","):
         if name.strip() not in signal.Signals.__members__:
             raise ValueError(f"--signals-to-handle: there is no signal {name.strip()!r}")
-    if args.standalone or needs_another_port(args):
-        args.rdzv_backend, args.rdzv_endpoint, args.rdzv_id = "c10d", f"{NO_MASTER}:0", str(uuid.uuid4())
     for fault in args.fault:
-        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) and kind != "softgpu":
+        if fault.kind in (*DEVICE_KINDS, *LASTING_KINDS, DRIVER_SUSPECT) and kind == "cuda":
             raise ValueError(f"--fault '{fault}': only softgpu fails on order (--device softgpu)")
         if fault.kind in (*PROXY_KINDS, *LASTING_KINDS) and args.mode != "transparent":
             raise ValueError(f"--fault '{fault}': only --mode transparent has a server that it could befall")
-    _check_script(args)
 
 
 def _check_job_name(name: str) -> None:
@@ -186,7 +192,18 @@ def _is_missing_module(name: str) -> bool:
 def check_config(args: argparse.Namespace, config: LaunchConfig) -> None:
     if config.nproc_per_node < 1:
         raise ValueError(f"--nproc-per-node must be at least 1, not {config.nproc_per_node}")
+    _check_join_timeout(config)
     for fault in args.fault:
         ranks = config.nproc_per_node * config.max_nodes
         if max(fault.rank, fault.peer or 0) >= ranks:
             raise ValueError(f"--fault '{fault}': the ranks are 0 to {ranks - 1}")
+
+
+def _check_join_timeout(config: LaunchConfig) -> None:
+    try:
+        seconds = join_timeout(config)
+    except ValueError:
+        seconds = 0.0
+    if not 0 < seconds < math.inf:
+        text = config.rdzv_configs["join_timeout"]
+        raise ValueError(f"--rdzv-conf join_timeout={text}: it is a number of seconds above 0")

@@ -13,12 +13,12 @@ from dataclasses import replace
 from torch.distributed import run as torchrun
 from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
 
-from jitckpt.cli.run_options import DEFAULT_WAIT
+from jitckpt.cli.run_options import DEFAULT_WAIT, LOOPBACK
 from jitckpt.clusters import kubernetes, slurm, slurm_spares
 from jitckpt.console import say
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of
-from jitckpt.errors import HostsError
+from jitckpt.errors import HostsError, HostsMissing
 from jitckpt.hosts.coordinated import meeting_of
 from jitckpt.hosts.coordination import CoordinationError, ServiceRefuses
 from jitckpt.hosts.etcd import Etcd, endpoints_of
@@ -64,7 +64,7 @@ def settle_hosts(args: argparse.Namespace) -> None:
     if args.rdzv_backend not in ("c10d", COORDINATED) or not args.rdzv_endpoint:
         raise ValueError(
             f"--nnodes {args.nnodes} needs --rdzv-backend c10d and --rdzv-endpoint HOST:PORT, or "
-            "--master-addr HOST and --node-rank"
+            "--master-addr HOST and --node-rank" + _loopback_of_environment()
         )
     if args.min_hosts is not None:
         _make_elastic(args, most)
@@ -202,20 +202,24 @@ def _make_coordinated(args: argparse.Namespace, hosts: int, place: int | None) -
     )
 
 
-def coordination_of(args: argparse.Namespace) -> Etcd | None:
+def coordination_of(args: argparse.Namespace, timeout: float) -> Etcd | None:
     """Return the service by which the hosts meet, if any; say so where it is not there yet.
 
-    Raises HostsError where it would never take this host.
+    timeout: for how many seconds it is then waited for.
+    Raises HostsError where it never takes this host. In a pod that is HostsMissing: what it shows comes from
+    a Secret, which may have changed since the job began, and status 2 would end all other pods, too.
     """
     if args.coordination is None:
         return None
-    service = Etcd(args.coordination, os.environ, args.host_timeout)
     try:
+        service = Etcd(args.coordination, os.environ, args.host_timeout)
         service.check(meeting_of(args.rdzv_id))
     except ServiceRefuses as error:
-        raise HostsError(f"--coordination: {error}.") from error
+        kind = HostsMissing if kubernetes.in_pod(os.environ) else HostsError
+        raise kind(f"--coordination: {error}.") from error
     except CoordinationError as error:
-        say(f"{error}. It is waited for.")
+        say(f"{error}. It is waited for at most {timeout:g} s.")
+        service.silence = str(error)
     return service
 
 
@@ -246,6 +250,11 @@ def _make_dynamic(args: argparse.Namespace, hosts: int) -> None:
     args.rdzv_backend = "c10d"
     has_store = f"is_host={'true' if args.node_rank == 0 and not waits_for_a_loss(args) else 'false'}"
     args.rdzv_conf = f"{args.rdzv_conf},{has_store}" if args.rdzv_conf else has_store
+
+
+def _loopback_of_environment() -> str:
+    address = os.environ.get("PET_MASTER_ADDR", "")
+    return f" (PET_MASTER_ADDR={address} is each host itself)" if address in LOOPBACK else ""
 
 
 def _given_place(args: argparse.Namespace) -> int | None:

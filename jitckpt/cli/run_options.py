@@ -32,6 +32,8 @@ DEFAULT_VALIDATE_EVERY = 1000
 DEFAULT_WAIT = 60.0
 LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 MOST_MEBIBYTES = 1 << 24
+# Where the environment says this, nobody says where several hosts meet: each would wait at itself.
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MOST_SECONDS = 1_000_000  # 11 days: the system's calls take no longer times
 
 
@@ -56,7 +58,7 @@ class RunParser(Parser):
         return "\n".join(parser.format_help() for parser in self._shown)
 
 
-def run_parser() -> argparse.ArgumentParser:
+def run_parser() -> RunParser:
     """Return the parser of all options, torchrun's and ours."""
     theirs = torchrun.get_args_parser()
     theirs.usage = argparse.SUPPRESS
@@ -83,8 +85,8 @@ def run_parser() -> argparse.ArgumentParser:
     parser = RunParser(ours, theirs)
     if "PET_MAX_RESTARTS" not in os.environ:
         parser.set_defaults(max_restarts=DEFAULT_MAX_RESTARTS)
-    if "PET_MASTER_ADDR" not in os.environ:
-        parser.set_defaults(master_addr=None)  # else nobody could tell whether 127.0.0.1 is given
+    if os.environ.get("PET_MASTER_ADDR", LOOPBACK[0]) in LOOPBACK:
+        parser.set_defaults(master_addr=None)  # else nobody could tell whether the command gives it
     parser.set_defaults(node_rank=None)  # not given here, whatever the environment says
     return parser
 
@@ -287,7 +289,6 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
     options.add_argument(
         "--memory-spill",
         type=_spill,
-        default="",
         metavar="DIR",
         help="where this host keeps parts of others' states that no host's memory has room for, in files "
         "without names: on its own disk, or a shared one (default: nowhere)",

@@ -52,6 +52,11 @@ def meeting_of(job: str) -> str:
     return f"jitckpt/{job}/meeting/"
 
 
+def _without_detail(why: str) -> str:
+    """What the silence of a member was like differs each time."""
+    return why.partition(" (")[0]
+
+
 class CoordinatedRendezvous(RendezvousHandler):
     """To torch a handler as any; the agent uses it as it uses LastingRendezvous."""
 
@@ -221,7 +226,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
         Raises RendezvousTimeoutError, NotNeeded if the job has ended, HostsError if others write there.
         """
-        deadline, told = time.monotonic() + self._timeout, ""
+        deadline, told = time.monotonic() + self._timeout, _without_detail(self._service.silence)
         if self._start is not None:
             self._after = self._start.number
         if self._keeper is None:
@@ -240,7 +245,7 @@ class CoordinatedRendezvous(RendezvousHandler):
                 self._forget_lease(self._lease)
             except CoordinationError as error:
                 why = f"{error}."
-                what = why.partition(" (")[0]  # what the silence of a member was like differs each time
+                what = _without_detail(why)
             if why and what != told:
                 told = what
                 limit = "" if why == STANDS_BY else f" This agent waits for at most {self._timeout:g} s."

@@ -17,7 +17,7 @@ class CoordinationError(JitckptError):
 
 
 class ServiceRefuses(CoordinationError):
-    """It would refuse the same another time: a wrong user, no rights, a certificate that is not trusted."""
+    """It never takes this host as it is set up: its user, its rights, a certificate that is not trusted."""
 
 
 class LeaseLost(CoordinationError):
@@ -46,7 +46,12 @@ class Entries:
 
 
 class Coordination(ABC):
-    """Every call raises CoordinationError if there is no answer within the patience it was made with."""
+    """Every call raises CoordinationError if there is no answer within the patience it was made with.
+
+    silence: the text of that error, once the user has been told.
+    """
+
+    silence = ""
 
     @abstractmethod
     def get(self, prefix: str) -> Entries:

@@ -8,6 +8,7 @@ import base64
 import contextlib
 import json
 import math
+import socket
 import ssl
 import threading
 import time
@@ -66,7 +67,8 @@ class Etcd(Coordination):
     def __init__(self, url: str, environment: Mapping[str, str], patience: float) -> None:
         """patience: seconds for an answer, with all tries.
 
-        Raises HostsError without urllib3, or a file that the environment names, ValueError.
+        Raises HostsError without urllib3, ServiceRefuses where a file that the environment names won't do,
+        ValueError.
         """
         try:
             import urllib3
@@ -76,8 +78,8 @@ class Etcd(Coordination):
             ) from error
         self._places, tls = endpoints_of(url)
         self._scheme = "https" if tls or any(map(environment.get, FILES)) else "http"
-        context = _context(environment) if self._scheme == "https" else None
-        self._pool = urllib3.PoolManager(maxsize=8, retries=False, ssl_context=context)
+        self._context = _context(environment) if self._scheme == "https" else None
+        self._pool = urllib3.PoolManager(maxsize=8, retries=False, ssl_context=self._context)
         self._error = urllib3.exceptions.HTTPError
         self._user = _user(environment)
         self._token = ""
@@ -174,8 +176,9 @@ class Etcd(Coordination):
                     answer = self._answered(number, call, body, seconds)
                 except (self._error, OSError, ValueError) as error:
                     tls = "by" if self._scheme == "https" else "without"
-                    why = f"{self._places[number][0]}, {tls} TLS: {error}"[:300]
-                    distrust += _is_distrust(error)
+                    distrusted = self._distrusted(number) if once else None
+                    distrust += distrusted is not None
+                    why = f"{self._places[number][0]}, {tls} TLS: {distrusted or error}"[:300]
                     continue
                 if "error" not in answer:
                     self._first = number
@@ -190,14 +193,36 @@ class Etcd(Coordination):
             if once and distrust == len(self._places):
                 raise ServiceRefuses(f"etcd at {self} and this host do not trust each other ({why}): {TRUST}")
             if once:
-                hint = f": {TRUST}" if self._scheme == "https" else ""
-                raise CoordinationError(f"etcd at {self} gives no answer ({why}){hint}")
+                raise CoordinationError(f"etcd at {self} gives no answer ({why})")
             time.sleep(PAUSE)
 
     def _turn(self) -> list[int]:
         """Return the members, beginning with the one that answered last."""
         count = len(self._places)
         return [(self._first + number) % count for number in range(count)]
+
+    def _distrusted(self, number: int) -> ssl.SSLError | None:
+        """Return why TLS with a member comes to nothing by certificates or settings, which stay as they are.
+
+        A member that does not take this host's certificate says so, and hangs up. By what was sent meanwhile
+        its word can be lost, and then it seems to have ended. So it is heard once more, with nothing sent.
+        """
+        if self._context is None:
+            return None
+        place = self._places[number]
+        try:
+            with (
+                socket.create_connection(place, TRY_SECONDS) as plain,
+                self._context.wrap_socket(plain, server_hostname=place[0]) as connection,
+            ):
+                connection.recv(1)  # a member that takes it waits for a question
+        except ssl.SSLEOFError:
+            return None
+        except ssl.SSLError as error:
+            return error
+        except OSError:
+            return None
+        return None
 
     def _answered(self, number: int, call: str, body: Mapping[str, Any], seconds: float) -> dict[str, Any]:
         if self._user is not None and not self._token:
@@ -251,40 +276,31 @@ class Etcd(Coordination):
                 response.close()  # what is read in part can't be used again
 
 
-def _is_distrust(error: Exception) -> bool:
-    """Return whether TLS came to nothing by certificates or settings, which stay as they are.
-
-    That the other side hangs up may be for want of our certificate, but a member that ends does so, too.
-    """
-    why = error.args[0] if error.args else None
-    return isinstance(why, ssl.SSLError) and not isinstance(why, ssl.SSLEOFError)
-
-
 def _context(environment: Mapping[str, str]) -> ssl.SSLContext:
-    """Return what TLS goes by. Raises HostsError where a file that the environment names won't do."""
+    """Return what TLS goes by. Raises ServiceRefuses where a file that the environment names won't do."""
     authority, certificate, key = (_file(environment, variable) for variable in FILES)
     try:
         context = ssl.create_default_context(cafile=authority)
     except ssl.SSLError as error:
-        raise HostsError(f"{CA}={authority} has no certificate of an authority ({error}).") from error
+        raise ServiceRefuses(f"{CA}={authority} has no certificate of an authority ({error})") from error
     try:
         if certificate is not None:
             context.load_cert_chain(certificate, key)
     except ssl.SSLError as error:
-        raise HostsError(
-            f"{CERTIFICATE}={certificate} and {KEY}={key or ''} are no certificate and its key ({error})."
+        raise ServiceRefuses(
+            f"{CERTIFICATE}={certificate} and {KEY}={key or ''} are no certificate and its key ({error})"
         ) from error
     return context
 
 
 def _file(environment: Mapping[str, str], variable: str) -> str | None:
-    """Return the file that a variable names, if any. Raises HostsError where it can't be read."""
+    """Return the file that a variable names, if any. Raises ServiceRefuses where it can't be read."""
     path = environment.get(variable)
     if path:
         try:
             open(path, "rb").close()
         except OSError as error:
-            raise HostsError(f"{variable}={path} can't be read: {error.strerror}.") from error
+            raise ServiceRefuses(f"{variable}={path} can't be read: {error.strerror}") from error
     return path or None
 
 

@@ -73,6 +73,8 @@ def lose(agent: CoordinatedRendezvous, *others: CoordinatedRendezvous) -> None:
 class Silent:
     """A service of which no member answers; each time that is said with other numbers."""
 
+    silence = ""
+
     def __init__(self) -> None:
         self.asked = 0
 

@@ -11,10 +11,12 @@ from pathlib import Path
 import pytest
 from certificates import certificates
 from etcd_cluster import Cluster, etcd, kept_ports
+from torch.distributed.elastic.rendezvous import RendezvousTimeoutError
 
 from jitckpt.cli.run_hosts import coordination_of
 from jitckpt.cli.run_options import run_parser
-from jitckpt.errors import HostsError
+from jitckpt.errors import HostsError, HostsMissing
+from jitckpt.hosts.coordinated import CoordinatedRendezvous
 from jitckpt.hosts.coordination import CoordinationError, LeaseLost, ServiceRefuses
 from jitckpt.hosts.etcd import Etcd, endpoints_of
 
@@ -138,7 +140,7 @@ def test_user_and_password_come_from_the_environment(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
-    with pytest.raises(HostsError, match=r"ETCDCTL_CACERT=.*/none can't be read: No such file"):
+    with pytest.raises(ServiceRefuses, match=r"ETCDCTL_CACERT=.*/none can't be read: No such file"):
         Etcd("etcds://127.0.0.1:1", {"ETCDCTL_CACERT": str(tmp_path / "none")}, 1)
 
 
@@ -151,7 +153,7 @@ def test_a_file_that_is_not_there_is_named_at_once(tmp_path: Path) -> None:
 )
 def test_a_file_that_is_no_certificate_is_named_at_once(tmp_path: Path, variable: str, why: str) -> None:
     (tmp_path / "junk").write_text("junk")
-    with pytest.raises(HostsError, match=why):
+    with pytest.raises(ServiceRefuses, match=why):
         Etcd("etcd://127.0.0.1:1", {variable: str(tmp_path / "junk")}, 1)
 
 
@@ -174,16 +176,25 @@ def test_tls_with_certificates_of_both_sides(tmp_path: Path) -> None:
         service.check("a")
         with pytest.raises(ServiceRefuses, match=r"do not trust each other .*failed.*: ETCDCTL_CACERT,"):
             Etcd(cluster.url.replace("etcd://", "etcds://"), {}, 600).check("a")
-        with pytest.raises(CoordinationError, match=r"by TLS.* ETCDCTL_CACERT, ETCDCTL_CERT and"):
-            Etcd(cluster.url, environment, 600).check("a")
-        with pytest.raises(CoordinationError, match=r"gives no answer .*without TLS"):
+        # With no certificate of its own, and another authority's: the member hangs up, now and then unheard.
+        (tmp_path / "other").mkdir()
+        others = certificates(tmp_path / "other")
+        with_others = environment | {
+            "ETCDCTL_CERT": f"{others}/own.crt",
+            "ETCDCTL_KEY": f"{others}/own.key",
+        }
+        for stranger in (environment, with_others) * 5:
+            with pytest.raises(ServiceRefuses, match=r"do not trust each other .*: ETCDCTL_CACERT,"):
+                Etcd(cluster.url, stranger, 600).check("a")
+        with pytest.raises(CoordinationError, match=r"gives no answer .*without TLS") as silence:
             Etcd(cluster.url, {}, 600).check("a")
+        assert not isinstance(silence.value, ServiceRefuses)
 
 
 def coordination(url: str) -> Etcd | None:
     """Return what `jitckpt run` meets by."""
     options = ["--coordination", url, "--host-timeout", "600", "--rdzv-id", "job"]
-    return coordination_of(run_parser().parse_args([*options, "train.py"]))
+    return coordination_of(run_parser().parse_args([*options, "train.py"]), 1.0)
 
 
 def test_a_user_that_etcd_does_not_know_ends_the_command_at_once(
@@ -194,15 +205,34 @@ def test_a_user_that_etcd_does_not_know_ends_the_command_at_once(
         coordination(cluster.url)
 
 
+def test_a_pod_whose_secret_is_wrong_is_tried_again_and_its_job_is_not_ended(
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+    monkeypatch.setenv("ETCDCTL_USER", "nobody:secret")
+    with pytest.raises(HostsMissing, match="does not let 'nobody' in"):
+        coordination(cluster.url)
+    monkeypatch.setenv("ETCDCTL_CACERT", str(tmp_path / "none"))
+    with pytest.raises(HostsMissing, match=r"--coordination: ETCDCTL_CACERT=.* can't be read: No such file"):
+        coordination(cluster.url)
+
+
 def test_that_nobody_answers_is_said_at_once_and_waited_for(
     cluster: Cluster, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with kept_ports("127.0.0.1", 1) as (port,):
-        assert coordination(f"etcd://127.0.0.1:{port}") is not None
+        service = coordination(f"etcd://127.0.0.1:{port}")
+        assert service is not None
         said = capsys.readouterr().err
         assert "gives no answer" in said
         assert "Connection refused" in said
-        assert said.endswith("It is waited for.\n")
+        assert said.endswith(" It is waited for at most 1 s.\n")
+        service._patience = 0.1  # for the test's sake
+        agent = CoordinatedRendezvous(service, "job", hosts=2, timeout=1.0, silence=60.0)
+        with pytest.raises(RendezvousTimeoutError):
+            agent.next_rendezvous()
+        assert not capsys.readouterr().err, "it was said already"
+        agent.leave()
         assert coordination(f"etcd://127.0.0.1:{port},{cluster.url.removeprefix('etcd://')}") is not None
     assert not capsys.readouterr().err
 

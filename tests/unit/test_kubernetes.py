@@ -261,6 +261,30 @@ def test_what_etcd_asks_for_comes_from_secrets(capsys: pytest.CaptureFixture[str
     assert "etcd" not in [volume["name"] for volume in pod["volumes"]]
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        ["--memory-spill", "/checkpoints"],
+        ["--memory-interface", "net1"],
+        ["--failure-domains", "/training/domains"],
+        ["--fault", "rank=31 step=1 kind=kill"],
+    ],
+)
+def test_what_is_in_the_pod_need_not_be_here(options: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    run = ["--memory-tier", "peer", "--memory-limit", "9", *options, "train.py"]
+    (pod,) = pods(printed(capsys, "--", *run))
+    assert pod["containers"][0]["args"][-len(run) :] == run
+
+
+def test_this_machines_own_variables_say_nothing_of_the_pods(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = printed(capsys, "--", "--coordination", "etcd://e", "train.py")
+    for name in ("PET_MASTER_ADDR", "PET_NODE_RANK", "PET_NNODES"):
+        monkeypatch.setenv(name, "7")
+    assert printed(capsys, "--", "--coordination", "etcd://e", "train.py") == expected
+
+
 def test_an_argument_comes_to_the_script_as_it_was_given(capsys: pytest.CaptureFixture[str]) -> None:
     (pod,) = pods(printed(capsys, "--", "train.py", "two\nlines: 1", "$(HOME) $$ $1"))
     assert pod["containers"][0]["args"][-2] == "two\nlines: 1"
@@ -310,6 +334,19 @@ def test_kueue_finds_its_queue(kind: str, capsys: pytest.CaptureFixture[str]) ->
         (
             ["--", "--coordination", "etcd://e", "--min-hosts", "2", "train.py"],
             "--min-hosts: not with --coordination",
+        ),
+        (["--", "--signals-to-handle", "NOPE", "train.py"], "there is no signal 'NOPE'"),
+        (["--", "--monitor-interval", "0", "train.py"], "--monitor-interval must be more than 0"),
+        (["--", "--fault", "rank=32 step=1 kind=kill", "train.py"], "the ranks are 0 to 31"),
+        (
+            ["--", "--rdzv-conf", "join_timeout=soon", "train.py"],
+            "join_timeout=soon: it is a number of seconds",
+        ),
+        (["--", "--tee", "9", "train.py"], "9 does not match"),
+        (["--gpus", "0", "--", "--device", "cuda", "train.py"], "--gpus 0: there is none for --device cuda"),
+        (
+            ["--", "--memory-tier", "peer", "--memory-limit", "9", "--memory-spill", "/spill", "train.py"],
+            "--memory-spill /spill: a pod can write to /checkpoints/ and /tmp/",
         ),
     ],
 )

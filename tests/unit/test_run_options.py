@@ -1,8 +1,11 @@
 """What `jitckpt run` may be called with."""
 
-import pytest
+import argparse
 
-from jitckpt.cli.run_checks import check_modes, check_options
+import pytest
+from torch.distributed import run as torchrun
+
+from jitckpt.cli.run_checks import check_config, check_modes, check_options
 from jitckpt.cli.run_options import run_parser
 
 
@@ -68,6 +71,28 @@ def test_loopback_that_is_given_is_where_hosts_meet(words: str, meets: str) -> N
     assert (args.rdzv_backend, args.rdzv_endpoint, args.fixed_place) == ("c10d", meets, 1)
 
 
+@pytest.mark.parametrize("own", ["127.0.0.1", "localhost", "::1"])
+def test_loopback_that_the_environment_names_is_no_more_than_torchs_default(
+    own: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Several hosts would each wait for the others at itself."""
+    monkeypatch.setenv("PET_MASTER_ADDR", own)
+    args = run_parser().parse_args(["--nnodes", "2", "--node-rank", "1", __file__])
+    with pytest.raises(ValueError, match=rf"--nnodes 2 needs .*PET_MASTER_ADDR={own} is each host itself"):
+        check_options(args, "softgpu")
+    coordinated = "--nnodes 2 --rdzv-id job --coordination etcd://127.0.0.1"
+    args = run_parser().parse_args([*coordinated.split(), __file__])
+    check_options(args, "softgpu")
+    assert args.rdzv_endpoint == "127.0.0.1:2379"
+
+
+def test_a_first_host_that_the_environment_names_is_met(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PET_MASTER_ADDR", "127.0.0.2")
+    args = run_parser().parse_args(["--nnodes", "2", "--node-rank", "1", __file__])
+    check_options(args, "softgpu")
+    assert args.rdzv_endpoint == "127.0.0.2:29500"
+
+
 def test_where_no_first_host_is_given_there_is_none() -> None:
     args = run_parser().parse_args(["--nnodes", "2", "--node-rank", "1", __file__])
     with pytest.raises(ValueError, match=r"--nnodes 2 needs --rdzv-backend c10d .* or --master-addr HOST"):
@@ -79,3 +104,22 @@ def test_where_no_first_host_is_given_there_is_none() -> None:
 
 def test_a_number_of_copies_is_a_whole_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert "'-1' is no whole number from 0 on" in refused(capsys, "--snapshot-copies", "-1")
+
+
+@pytest.mark.parametrize("text", ["soon", "0", "-5", "nan"])
+def test_how_long_hosts_are_waited_for_is_a_number_of_seconds(text: str) -> None:
+    args = run_parser().parse_args(["--nnodes", "1", "--rdzv-conf", f"join_timeout={text}", __file__])
+    check_options(args, "softgpu")
+    config, _, _ = torchrun.config_from_args(args)
+    with pytest.raises(ValueError, match=f"--rdzv-conf join_timeout={text}: it is a number of seconds"):
+        check_config(args, config)
+
+
+def test_what_is_not_given_is_read_by_nobody() -> None:
+    """Argparse reads a default that is a text as if it was given: "" was a folder, the working one."""
+    parser = run_parser()
+    args = parser.parse_args(["train.py"])
+    assert args.memory_spill is None
+    for action in parser._actions:
+        if action.default is not argparse.SUPPRESS and hasattr(args, action.dest) and action.option_strings:
+            assert getattr(args, action.dest) == parser.get_default(action.dest), action.dest
