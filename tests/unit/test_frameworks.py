@@ -358,6 +358,42 @@ def test_nothing_is_said_where_a_framework_has_taken_the_training(
     assert imported == []
 
 
+def test_steps_that_a_framework_tries_are_no_training(imported: list[str]) -> None:
+    """Lightning's search for a rate was said to be a loop without Trainer.fit."""
+    with idle.not_counting():
+        make_steps(idle.SAID_AT + 1)
+    make_steps(idle.SAID_AT - 1)
+    assert imported == []
+    make_steps(1)
+    assert len(imported) == 1
+
+
+def test_what_a_tuner_of_lightnings_puts_back_begins_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for the training's beginning, and the training for another one, without protection."""
+    begun: list[Any] = []
+
+    class Training:
+        protection = None
+
+        def __init__(self, trainer: Any, version: str) -> None:
+            begun.append(trainer)
+
+    monkeypatch.setattr(lightning, "LightningTraining", Training)
+    monkeypatch.setattr(lightning.lightning_logs, "training_begins", lambda *_: None)
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value="fit")))
+    connector = SimpleNamespace(trainer=trainer)
+
+    def restore_training_state() -> None:
+        lightning._begin(lambda: None, connector, "lightning 2.6.6")
+
+    lightning._puts_back_what_was_tried(restore_training_state, connector)
+    assert begun == []
+    vars(trainer)[lightning._TRAINING] = "of a fit before"
+    restore_training_state()
+    assert begun == [trainer]
+    assert [*vars(trainer)] == ["state"]
+
+
 def test_doctor_repeats_what_was_said_of_a_framework() -> None:
     said = (
         "epoch 1\njitckpt: a 1: recognised. Protected: model.\n"
