@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from jitckpt.data import data_pass, progress_bars
 from jitckpt.frameworks import (
     dispatched,
+    local_sgd,
     own_checkpoints,
     protection,
     read_ahead,
@@ -41,8 +42,10 @@ _has_removed = False
 def protect() -> None:
     """For programs that `jitckpt run` does not start itself: call it before Accelerator.prepare."""
     from accelerate import accelerator
+    from accelerate import local_sgd as theirs
 
     install(accelerator)
+    local_sgd.install(theirs)
 
 
 @protection.once
