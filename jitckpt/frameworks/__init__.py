@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-ADAPTERS = ("accelerate", "deepspeed", "lightning", "torchtitan", "transformers")
+ADAPTERS = ("accelerate", "deepspeed", "lightning", "megatron", "torchtitan", "transformers")
 
 
 def __getattr__(name: str) -> Any:

@@ -16,6 +16,7 @@ from torch.utils.data import IterableDataset
 from jitckpt.data import data_pass, progress_bars
 from jitckpt.frameworks import (
     dispatched,
+    local_sgd,
     own_checkpoints,
     protection,
     read_ahead,
@@ -25,6 +26,7 @@ from jitckpt.frameworks import (
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.wire import environment
+from jitckpt.worker.self_check import comparison
 
 # Methods of an Accelerator that write what is there already where an epoch is done.
 WRITES = ("save_state", "save_model", "save", "log")
@@ -40,8 +42,10 @@ _has_removed = False
 def protect() -> None:
     """For programs that `jitckpt run` does not start itself: call it before Accelerator.prepare."""
     from accelerate import accelerator
+    from accelerate import local_sgd as theirs
 
     install(accelerator)
+    local_sgd.install(theirs)
 
 
 @protection.once
@@ -53,6 +57,8 @@ def install(accelerator: ModuleType) -> None:
     for fits_and_begin in ((read_ahead.is_read_ahead, read_ahead.begin), (dispatched.fits, dispatched.begin)):
         if fits_and_begin not in data_pass.OTHER_KINDS:
             data_pass.OTHER_KINDS.append(fits_and_begin)
+    if kind not in comparison.KEPT_OTHERWISE:  # a function for a scheduler may ask it for the processes
+        comparison.KEPT_OTHERWISE.append(kind)
     prepare_one, load_one, save_one = kind.prepare, kind.load_state, kind.save_state
 
     def prepare(self: Any, *args: Any, **kwargs: Any) -> Any:

@@ -108,6 +108,7 @@ class DeepSpeedTraining:
                 "rank is lost, the job goes back to the newest periodic save (jitckpt run --save-every N); "
                 "where there is none it ends. Stage 0 has replicas."
             )
+        is_monitored = engine.monitor.enabled
         scheduler = engine.lr_scheduler
         self.protection = protection.begin(
             name,
@@ -119,6 +120,7 @@ class DeepSpeedTraining:
                 frame,
                 LOADS_BY,
                 *(["a lost rank's part of the optimizer"] if is_sharded else []),
+                *(["rows of its monitor, which come again with their steps"] if is_monitored else []),
                 in_epochs=in_epochs,
             ),
             keeps_variables=True,

@@ -1,6 +1,8 @@
 """Says so where a framework is imported and optimizers make steps, but no training is protected."""
 
 import importlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +31,7 @@ WHY = {
 _imported: list[str] = []
 _handle: RemovableHandle | None = None  # stays: torch goes through its hooks as they are called
 _steps = 0
+_counts = True
 
 
 def watch(framework: ModuleType) -> None:
@@ -41,10 +44,21 @@ def watch(framework: ModuleType) -> None:
             _handle = register_optimizer_step_post_hook(_stepped)
 
 
+@contextmanager
+def not_counting() -> Iterator[None]:
+    """The framework makes steps meanwhile to try something, which is no training."""
+    global _counts  # noqa: PLW0603
+    _counts = False
+    try:
+        yield
+    finally:
+        _counts = True
+
+
 def _stepped(*_: Any) -> None:
     global _steps  # noqa: PLW0603
-    _steps += 1
-    if _steps == SAID_AT and not protection.is_taken() and not jobs.is_current():
+    _steps += _counts
+    if _counts and _steps == SAID_AT and not protection.is_taken() and not jobs.is_current():
         protection.tell(told())
 
 

@@ -20,17 +20,18 @@ from jitckpt.data import data_pass
 from jitckpt.data.data_pass import Pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
-from jitckpt.frameworks import lightning_logs, lightning_metrics, protection
+from jitckpt.frameworks import idle, lightning_logs, lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
 from jitckpt.system import installed
-from jitckpt.worker.self_check import not_given
+from jitckpt.worker.self_check import comparison
 
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
+_TRIED = "_jitckpt_tried"  # while a tuner puts back what it has tried
 _DRAWN_FROM = "_jitckpt_drawn_from"  # the random numbers, as loaders were iterated before a training began
 STATEFUL = (
     "a loader of this training has a state of its own (StatefulDataLoader), which Lightning's sampler has no "
@@ -44,6 +45,7 @@ BY_HAND = (
 )
 # Hooks before a training step's own result; they were called when the restored batch was made.
 BEFORE_STEP = ("on_train_batch_start", "on_before_zero_grad")
+TUNERS = ("lr_finder", "batch_size_scaling")
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -68,8 +70,8 @@ def install(trainer: ModuleType) -> None:
     connector = module("trainer.connectors.checkpoint_connector")._CheckpointConnector
     result = module("trainer.connectors.logger_connector.result")
     results = result._ResultCollection
-    if result._ResultMetric not in not_given.KEPT_OTHERWISE:
-        not_given.KEPT_OTHERWISE.append(result._ResultMetric)
+    if result._ResultMetric not in comparison.KEPT_OTHERWISE:
+        comparison.KEPT_OTHERWISE.append(result._ResultMetric)
     fit, epoch = module("loops.fit_loop")._FitLoop, module("loops.training_epoch_loop")._TrainingEpochLoop
     automatic = module("loops.optimization.automatic")._AutomaticOptimization
     manual = module("loops.optimization.manual")._ManualOptimization
@@ -77,6 +79,8 @@ def install(trainer: ModuleType) -> None:
 
     changes = [
         _around(connector, "restore_training_state", lambda call, self: _begin(call, self, version)),
+        _around(connector, "restore", _puts_back_what_was_tried),
+        *(_around(module(f"tuner.{name}"), "_try_loop_run", _tries) for name in TUNERS),
         _around(fit, "setup_data", _set_up),
         _around(fit, "on_advance_end", _epoch_ends),
         _around(epoch, "advance", _batch_begins),
@@ -113,6 +117,9 @@ def _of(loop: Any) -> "LightningTraining | None":
 def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
     call()
     trainer = connector.trainer
+    if _TRIED in vars(trainer):
+        return
+    vars(trainer).pop(_TRAINING, None)  # of a fit before
     if str(trainer.state.fn) == "fit" or getattr(trainer.state.fn, "value", "") == "fit":
         training = LightningTraining(trainer, version)
         lightning_logs.training_begins(trainer, training.protection)
@@ -121,6 +128,20 @@ def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
             training.resume()
             if (drawn_from := vars(trainer).pop(_DRAWN_FROM, None)) is not None:
                 training.take_loaders_over(trainer.fit_loop, drawn_from)
+
+
+def _puts_back_what_was_tried(call: Callable[[], Any], connector: Any, *_: Any) -> None:
+    vars(connector.trainer)[_TRIED] = True
+    try:
+        call()
+    finally:
+        del vars(connector.trainer)[_TRIED]
+
+
+def _tries(call: Callable[[], Any], *_: Any) -> None:
+    """A tuner tries a rate or a batch size, which a restart does again: the training begins later."""
+    with idle.not_counting():
+        call()
 
 
 def _set_up(call: Callable[[], Any], loop: Any) -> None:

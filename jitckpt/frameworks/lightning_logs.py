@@ -1,14 +1,15 @@
 """Lightning's loggers: a restart goes on in their versions, which checkpoints go by, and with their rows.
 
-A CSVLogger that begins in a folder removes what is there. So where a job has begun it is left until it is
-known whether the training goes on: then it has the rows again that it had at the restored step's end, and
-else they are removed after all.
+A CSVLogger that begins in a folder removes what is there. So where a job has begun its file is put aside
+until it is known whether the training goes on: then it has the rows again that it had at the restored step's
+end, and else they are removed after all. A file is written beside the old one and takes its place as a whole,
+as a rank may be killed at any time.
 """
 
 import csv
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,8 @@ from jitckpt.worker import directory
 
 FILE = "lightning_versions.json"
 LOST = "{path} lacks rows that were logged before the failure: it has {found}, and had {rows}."
-_ROWS, _REMOVE = "_jitckpt_rows", "_jitckpt_remove"
+ASIDE, NEW = ".before", ".new"  # behind the file's name: as the last start left it; not yet whole
+_ROWS = "_jitckpt_rows"
 
 _versions: list[Any] = []  # that loggers have found for themselves in this start
 
@@ -35,20 +37,24 @@ def install(loggers: Any, csv_logs: Any) -> None:
         vars(self)[_ROWS] = vars(self).get(_ROWS, 0) + 1
 
     def _check_log_dir_exists(self: Any) -> None:
-        if _file().exists():
-            vars(self)[_REMOVE] = lambda: remove(self)
+        # What begins later, as the logger of a test behind the training, has rows of no save.
+        if _file().exists() and not protection.is_taken():
+            _put_aside(self)
         else:
             remove(self)
 
+    def _rewrite_with_new_header(self: Any, names: Sequence[str]) -> None:
+        _write(self, _rows_in(self, self.metrics_file_path), names)
+
     kind.log_metrics, kind._check_log_dir_exists = log_metrics, _check_log_dir_exists
+    kind._rewrite_with_new_header = _rewrite_with_new_header
 
 
 def training_begins(trainer: Any, training: "protection.FrameworkProtection | None") -> None:
     """It is known whether the training goes on. training: None if it has no protection."""
     for writer in _writers(trainer):
-        remove = None if writer is None else vars(writer).pop(_REMOVE, None)
-        if remove is not None and (training is None or training.restored == 0):
-            remove()
+        if writer is not None and (training is None or training.restored == 0):
+            _remove(writer, writer.metrics_file_path + ASIDE)
     if training is not None and training.job.identity.rank == 0:
         notes.write(_file(), {"run": _run(), "versions": _versions})
 
@@ -78,20 +84,48 @@ def put_back(trainer: Any, state: list[dict[str, Any] | None]) -> None:
 
 
 def _leave_rows(writer: Any, count: int) -> None:
-    """Leave the first rows in its file, and its columns."""
-    path, files, rows = writer.metrics_file_path, writer._fs, []
-    if files.isfile(path):
-        with files.open(path, "r", newline="") as file:
-            rows = [*csv.DictReader(file)]
+    """Leave the first rows in its file, of those that the last start has left, and its columns."""
+    path, aside = writer.metrics_file_path, writer.metrics_file_path + ASIDE
+    was_aside = writer._fs.isfile(aside)
+    rows = _rows_in(writer, aside if was_aside else path)
     if len(rows) < count:
         protection.tell(LOST.format(path=path, found=len(rows), rows=count))
-    if rows and not count:
-        files.rm_file(path)
-    elif rows and (len(rows) > count or [*rows[0]] != writer.metrics_keys):
-        with files.open(path, "w", newline="") as file:
-            table = csv.DictWriter(file, writer.metrics_keys, extrasaction="ignore")
-            table.writeheader()
-            table.writerows(rows[:count])
+    if not count:
+        _remove(writer, path)
+    elif was_aside or len(rows) > count or (rows and [*rows[0]] != writer.metrics_keys):
+        _write(writer, rows[:count], writer.metrics_keys)
+    _remove(writer, aside)
+
+
+def _put_aside(writer: Any) -> None:
+    """Put its file aside; one that is there already is from before a start that came to no training."""
+    path, aside = writer.metrics_file_path, writer.metrics_file_path + ASIDE
+    if writer._fs.isfile(aside):
+        _remove(writer, path)
+    elif writer._fs.isfile(path):
+        writer._fs.mv(path, aside)
+
+
+def _remove(writer: Any, path: str) -> None:
+    if writer._fs.isfile(path):
+        writer._fs.rm_file(path)
+
+
+def _rows_in(writer: Any, path: str) -> list[dict[str, Any]]:
+    if not writer._fs.isfile(path):
+        return []
+    with writer._fs.open(path, "r", newline="") as file:
+        return [*csv.DictReader(file)]
+
+
+def _write(writer: Any, rows: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+    """Let its file have these rows."""
+    new = writer.metrics_file_path + NEW
+    with writer._fs.open(new, "w", newline="") as file:
+        table = csv.DictWriter(file, names, extrasaction="ignore")
+        table.writeheader()
+        table.writerows(rows)
+    writer._fs.mv(new, writer.metrics_file_path)
 
 
 def _writers(trainer: Any) -> list[Any]:

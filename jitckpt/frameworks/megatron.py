@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from jitckpt.frameworks import protection, script_loops
+from jitckpt.frameworks import protection, script_epochs, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
 from jitckpt.state import parallel
@@ -50,6 +50,7 @@ def install(optimizer: ModuleType) -> None:
         made = make(config, model_chunks, *args, **kwargs)
         if _made is None:
             _made = Made(config, list(model_chunks), made)
+            script_epochs.watch(sys._getframe(1), _goes_on)
         return made
 
     optimizer.get_megatron_optimizer = get_megatron_optimizer  # type: ignore[attr-defined]
@@ -59,8 +60,19 @@ def install(optimizer: ModuleType) -> None:
 def _begin_pass(loader: Any, frame: FrameType) -> Iterator[Any] | None:
     if _made is None or not _made.is_training:
         return None
-    _made.begin(script_loops.why_not(frame))
+    if not protection.is_taken():
+        _made.begin(script_loops.why_not(frame), in_epochs=script_epochs.may_be_found())
+        script_epochs.training_begins(_made.protection, frame)
     return None if _made.protection is None else ScriptPass(_made.protection.job, loader, frame)
+
+
+def _goes_on(frame: FrameType) -> FrameworkProtection | None:
+    """Protect the training, where a restart comes to its loop over epochs."""
+    script_epochs.end()
+    if _made is None or protection.is_taken():
+        return None
+    _made.begin(script_loops.why_not(frame), in_epochs=True)
+    return _made.protection
 
 
 class Made:
@@ -77,8 +89,11 @@ class Made:
     def is_training(self) -> bool:
         return any(model.training for model in self._models)
 
-    def begin(self, refusal: str | None) -> None:
-        """Protect it, as its first pass over batches begins; refusal: why that can't be, if so."""
+    def begin(self, refusal: str | None, *, in_epochs: bool = False) -> None:
+        """Protect it, as its first pass over batches begins, or a restart comes to the loop around these.
+
+        refusal: why that can't be, if so. in_epochs: there is such a loop.
+        """
         if protection.is_taken():
             return
         if refusal is None and getattr(self._config, "use_distributed_optimizer", False):
@@ -95,7 +110,7 @@ class Made:
             optimizers=[self._optimizer],
             schedulers=[one for one in schedulers if one.optimizer is self._optimizer],
             progress=None,  # it counts nothing itself
-            left_out=script_loops.LEFT_OUT,
+            left_out="" if in_epochs else script_loops.LEFT_OUT,
             keeps_variables=True,
         )
         if self.protection is not None:

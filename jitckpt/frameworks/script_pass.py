@@ -81,9 +81,10 @@ def _iterator_of(frame: FrameType) -> object:
 
 
 def _gives_batches_of(iterator: object, iterators: Sequence[object], givers: Sequence[FrameType]) -> bool:
-    """Whether it gives one value for each batch. Of several loaders in a zip the first one tells."""
-    while type(iterator) is zip:
-        iterator = iterator.__reduce__()[1][0]
+    """Whether it gives one value for each batch. Of several loaders in a zip or map the first one tells."""
+    while isinstance(iterator, zip | map):
+        of_map = isinstance(iterator, map)
+        iterator = iterator.__reduce__()[1][1 if of_map else 0]
     if inspect.isgenerator(iterator):
         return any(iterator.gi_frame is giver for giver in givers)
     return any(iterator is one for one in iterators)
@@ -96,4 +97,7 @@ def counts_beside(frame: FrameType) -> str:
     )
     if instruction is None or not instruction.opname.startswith("CALL"):
         return ""
-    return min(COUNTS & carried_names.names_in(frame.f_code, instruction), default="")
+    names = carried_names.names_in(frame.f_code, instruction)
+    if "filter" in names and "enumerate" in frame.f_code.co_names:
+        return "enumerate"  # of what filter leaves, which is fewer than the batches
+    return min(COUNTS & names, default="")

@@ -324,7 +324,7 @@ class HostState:
 
         That of hardly any step is ever wanted, so as a rule it is copied and no more.
         """
-        schedulers = [scheduler.scheduler.state_dict() for scheduler in self.schedulers]
+        schedulers = [scheduler.state() for scheduler in self.schedulers]
         averages = [] if self.model is None else self.model.counts_of_averages()
         value = {"groups": groups, "schedulers": schedulers, "averages": averages}
         copied = _seen.plain_copy(value)

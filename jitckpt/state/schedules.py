@@ -8,6 +8,8 @@ from torch.amp.grad_scaler import OptState
 
 from jitckpt.encoding.tensor_file import to_host
 
+LAST = "_last_lr"  # what get_last_lr returns; torch's schedulers say it of themselves, DeepSpeed's do not
+
 
 class Stateful(Protocol):
     """What `extra` and schedulers have to offer."""
@@ -36,10 +38,20 @@ class SchedulerState:
         for _ in range(times):
             self.scheduler.step()  # type: ignore[attr-defined]
 
-    def restore(self, state: dict[str, Any]) -> None:
-        """Put back what its state_dict said, however often."""
+    def state(self) -> Any:
+        """Return its state_dict, and the rates of its last step if it leaves them out."""
+        said, rates = self.scheduler.state_dict(), getattr(self.scheduler, LAST, None)
+        is_left_out = rates is not None and isinstance(said, dict) and LAST not in said
+        return said | {LAST: rates} if is_left_out else said
+
+    def restore(self, state: Any) -> None:
+        """Put back what `state` said, however often."""
         if type(self.scheduler).__name__ == "OptimizerParamScheduler":
             self.scheduler.num_steps = 0  # type: ignore[attr-defined]  # Megatron's adds the steps to its own
+        own = self.scheduler.state_dict()
+        if isinstance(state, dict) and LAST in state and isinstance(own, dict) and LAST not in own:
+            vars(self.scheduler)[LAST] = state[LAST]
+            state = {name: value for name, value in state.items() if name != LAST}
         self.scheduler.load_state_dict(state)
 
 

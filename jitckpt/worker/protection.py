@@ -851,12 +851,12 @@ class Protection:
     def _settle_at_boundary(self, step: int) -> None:
         is_checked = self._checker is not None and self._checker.is_pending(step)
         changed = self._outside.minibatch_begun(step + 1, look=is_checked, boundary=True)
-        self._history.settle(step)
         if changed and self._host.model is not None:
             self._history.hold(step, self._host.model.held())
         self._look_at_extra_behind_step(EXTRA_CHANGES_AT_THE_END)
         self._goes_on()
         self._write_at_boundary(step)
+        self._history.settle(step)  # last: a save that waits for this reads all that on another thread
         self._save_periodically(step)
         for one in self._beside:
             if self._outside.tells_apart:

@@ -14,6 +14,7 @@ from torch import nn
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, Sampler
 
+from jitckpt import frameworks
 from jitckpt.data import data_pass, made_in_loop
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators
@@ -25,6 +26,7 @@ from jitckpt.frameworks import (
     held_back,
     idle,
     lightning,
+    lightning_logs,
     local_sgd,
     own_checkpoints,
     protection,
@@ -356,6 +358,55 @@ def test_nothing_is_said_where_a_framework_has_taken_the_training(
     monkeypatch.setattr(protection, "_taken", "lightning")
     make_steps(5)
     assert imported == []
+
+
+@pytest.mark.parametrize(
+    ("name", "line"),
+    [
+        *((name, "protect") for name in ("accelerate", "deepspeed", "megatron", "torchtitan")),
+        *((name, "Callback") for name in ("lightning", "transformers")),
+    ],
+)
+def test_each_adapter_has_its_line_for_other_launchers(name: str, line: str) -> None:
+    """Megatron's was in the guide alone: there was no such attribute where nobody had imported it before."""
+    assert name in frameworks.ADAPTERS
+    assert callable(getattr(getattr(frameworks, name), line))
+
+
+def test_steps_that_a_framework_tries_are_no_training(imported: list[str]) -> None:
+    """Lightning's search for a rate was said to be a loop without Trainer.fit."""
+    with idle.not_counting():
+        make_steps(idle.SAID_AT + 1)
+    make_steps(idle.SAID_AT - 1)
+    assert imported == []
+    make_steps(1)
+    assert len(imported) == 1
+
+
+def test_what_a_tuner_of_lightnings_puts_back_begins_no_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was taken for the training's beginning, and the training for another one, without protection."""
+    begun: list[Any] = []
+
+    class Training:
+        protection = None
+
+        def __init__(self, trainer: Any, version: str) -> None:
+            begun.append(trainer)
+
+    monkeypatch.setattr(lightning, "LightningTraining", Training)
+    monkeypatch.setattr(lightning_logs, "training_begins", lambda *_: None)
+    trainer = SimpleNamespace(state=SimpleNamespace(fn=SimpleNamespace(value="fit")))
+    connector = SimpleNamespace(trainer=trainer)
+
+    def restore_training_state() -> None:
+        lightning._begin(lambda: None, connector, "lightning 2.6.6")
+
+    lightning._puts_back_what_was_tried(restore_training_state, connector)
+    assert begun == []
+    vars(trainer)[lightning._TRAINING] = "of a fit before"
+    restore_training_state()
+    assert begun == [trainer]
+    assert [*vars(trainer)] == ["state"]
 
 
 def test_doctor_repeats_what_was_said_of_a_framework() -> None:

@@ -102,6 +102,38 @@ OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
 }
 
 
+class WarmingUp:
+    """As DeepSpeed's schedulers: its state_dict does not say what get_last_lr returns."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self.optimizer, self.steps = optimizer, -1
+        self._last_lr = [0.0]
+
+    def step(self) -> None:
+        self.steps += 1
+        self._last_lr = [self.steps / 10]
+        self.optimizer.param_groups[0]["lr"] = self._last_lr[0]
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        assert [*state] == ["steps"]
+        self.steps = state["steps"]
+
+
+def test_the_rates_of_a_schedulers_last_step_come_back_that_it_does_not_say_itself() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    first, second = (WarmingUp(torch.optim.SGD([parameter], lr=0.01)) for _ in range(2))
+    first.step()
+    first.step()
+    said = tree_codec.encode(schedules.SchedulerState(first).state(), "scheduler")
+    for _ in range(2):
+        schedules.SchedulerState(second).restore(tree_codec.decode(json.loads(json.dumps(said.tree)), {}))
+        assert second._last_lr == [0.1]
+        assert second.steps == 1
+
+
 def random_numbers() -> tuple[float, float, float]:
     return random.random(), float(numpy.random.rand()), float(torch.rand(1))
 

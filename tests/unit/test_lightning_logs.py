@@ -18,6 +18,7 @@ class Files:
 
     isfile = staticmethod(os.path.isfile)
     rm_file = staticmethod(os.unlink)
+    mv = staticmethod(os.replace)
     open = staticmethod(open)
 
 
@@ -39,16 +40,25 @@ def new_classes() -> tuple[Any, Any]:
             self.metrics.append(metrics | {"step": step})
 
         def save(self) -> None:
-            before = []
-            if self._fs.isfile(self.metrics_file_path):
-                with self._fs.open(self.metrics_file_path, newline="") as file:
-                    before = [*csv.DictReader(file)]
-            self.metrics_keys = sorted({*self.metrics_keys, *(key for one in self.metrics for key in one)})
-            with self._fs.open(self.metrics_file_path, "w", newline="") as file:
+            exists = self._fs.isfile(self.metrics_file_path)
+            new = {key for one in self.metrics for key in one} - {*self.metrics_keys}
+            self.metrics_keys = sorted({*self.metrics_keys, *new})
+            if new and exists:
+                self._rewrite_with_new_header(self.metrics_keys)
+            with self._fs.open(self.metrics_file_path, "a", newline="") as file:
                 table = csv.DictWriter(file, self.metrics_keys)
-                table.writeheader()
-                table.writerows([*before, *self.metrics])
+                if not exists:
+                    table.writeheader()
+                table.writerows(self.metrics)
             self.metrics = []
+
+        def _rewrite_with_new_header(self, names: list[str]) -> None:
+            with self._fs.open(self.metrics_file_path, newline="") as file:
+                rows = [*csv.DictReader(file)]
+            with self._fs.open(self.metrics_file_path, "w", newline="") as file:
+                table = csv.DictWriter(file, names)
+                table.writeheader()
+                table.writerows(rows)
 
     class CSVLogger:
         def __init__(self, root: Path, version: int | None = None) -> None:
@@ -78,6 +88,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(directory, "root_of", lambda given: saves)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "this run")
     monkeypatch.setattr(protection, "tell", pytest.fail)
+    monkeypatch.setattr(protection, "_taken", "")
     return tmp_path / "logs"
 
 
@@ -122,7 +133,7 @@ def test_rows_and_version_go_on_after_a_failure(root: Path, monkeypatch: pytest.
             log(writer, range(5, 7), accuracy=0.5)
             writer.save()
             texts.append((where / "version_0" / "metrics.csv").read_text())
-            assert [one.name for one in where.iterdir()] == ["version_0"]
+            assert [one.name for one in where.rglob("*")] == ["version_0", "metrics.csv"]
         assert texts[0] == texts[1]
         assert len(texts[0].splitlines()) == 8
 
@@ -133,9 +144,90 @@ def test_a_training_that_begins_anew_has_no_rows(root: Path, monkeypatch: pytest
     log(writer, range(3))
     writer.save()
     trainer, writer = start(root, monkeypatch, 1, 3)
-    assert Path(writer.metrics_file_path).exists()
     lightning_logs.training_begins(trainer, training(0))
-    assert not Path(writer.metrics_file_path).exists()
+    assert [*Path(writer.metrics_file_path).parent.iterdir()] == []
+
+
+def test_rows_that_are_logged_before_the_training_are_those_of_the_first_start(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A validation before the training: in a restart its names were not those of the file, which raised."""
+    texts = []
+    for fails in (False, True):
+        where = root / str(fails)
+        trainer, writer = start(where, monkeypatch, 0, 0)
+        writer.log_metrics({"accuracy": 0.5}, 0)
+        writer.save()
+        lightning_logs.training_begins(trainer, training(0))
+        log(writer, range(4))
+        writer.save()
+        state = lightning_logs.state_of(trainer)
+        for restart in (1, 2) if fails else ():
+            trainer, writer = start(where, monkeypatch, restart, 0)
+            writer.log_metrics({"accuracy": 0.5}, 0)
+            writer.save()
+            if restart == 2:  # the first one came no further
+                lightning_logs.training_begins(trainer, training(4))
+                lightning_logs.put_back(trainer, state)
+        log(writer, range(4, 6))
+        writer.save()
+        texts.append((where / "version_0" / "metrics.csv").read_text())
+        assert [one.name for one in where.rglob("*")] == ["version_0", "metrics.csv"]
+    assert texts[0] == texts[1]
+    assert len(texts[0].splitlines()) == 8
+
+
+def test_what_is_logged_behind_the_training_is_logged_once(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By another Trainer's logger, for which no save has rows: those of before the failure stayed."""
+    for restart in (0, 1):
+        trainer, _ = start(root, monkeypatch, restart, 0)
+        lightning_logs.training_begins(trainer, training(0))
+        monkeypatch.setattr(protection, "_taken", "lightning")
+        trainer.loggers[0]._version = 1
+        writer = trainer.loggers[0].begin()
+        log(writer, range(2))
+        writer.save()
+        monkeypatch.setattr(protection, "_taken", "")
+    assert len(Path(writer.metrics_file_path).read_text().splitlines()) == 3
+
+
+@pytest.mark.parametrize("adds_names", [False, True])
+def test_a_rank_that_is_killed_as_a_file_is_written_loses_no_rows(
+    root: Path, monkeypatch: pytest.MonkeyPatch, adds_names: bool
+) -> None:
+    trainer, writer = start(root, monkeypatch, 0, 0)
+    lightning_logs.training_begins(trainer, training(0))
+    log(writer, range(3))
+    writer.save()
+    state, before = lightning_logs.state_of(trainer), Path(writer.metrics_file_path).read_text()
+    log(writer, range(3, 5))
+    if not adds_names:
+        writer.save()
+        trainer, writer = start(root, monkeypatch, 1, 0)
+        lightning_logs.training_begins(trainer, training(3))
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(csv.DictWriter, "writerows", killed)
+        log(writer, range(5, 6), accuracy=0.5)
+        with pytest.raises(KeyboardInterrupt):
+            writer.save() if adds_names else lightning_logs.put_back(trainer, state)
+    trainer, writer = start(root, monkeypatch, 2, 0)
+    lightning_logs.training_begins(trainer, training(3))
+    lightning_logs.put_back(trainer, state)
+    assert Path(writer.metrics_file_path).read_text() == before
+
+
+def test_a_writer_can_be_copied_before_the_training(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its Trainer may be pickled or copied before it trains: a function of ours in it could not be."""
+    trainer, _ = start(root, monkeypatch, 0, 0)
+    lightning_logs.training_begins(trainer, training(0))
+    _, writer = start(root, monkeypatch, 1, 0)
+    assert not any(callable(one) for one in vars(writer).values())
 
 
 def test_another_run_has_a_version_of_its_own(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

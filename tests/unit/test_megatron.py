@@ -1,6 +1,7 @@
 """What is said of a Megatron-core training and when, by a stand-in for it."""
 
 from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -11,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt.frameworks import megatron, protection, script_loops
 from jitckpt.state.schedules import SchedulerState
+from jitckpt.worker import directory
 
 
 class OptimizerParamScheduler:
@@ -80,6 +82,37 @@ def test_what_can_not_be_protected_is_said_once_and_trains_on(
     assert train(**script) == [0, 1, 2]
     (sentence,) = said
     assert sentence.startswith(f"megatron-core 0.0: recognised, but not protected: {why}")
+
+
+@pytest.mark.parametrize("is_found", [True, False])
+def test_a_loop_over_epochs_is_found_in_which_a_restart_goes_on(
+    is_found: bool, said: list[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Behind the batches of epochs that were done the script's code was run again."""
+    left_out: list[str] = []
+
+    def begin(name: str, **given: Any) -> None:
+        monkeypatch.setattr(protection, "_taken", name)
+        left_out.append(given["left_out"])
+
+    monkeypatch.setattr(protection, "begin", begin)
+    monkeypatch.setattr(directory, "root_of", lambda given: tmp_path)
+    module = ModuleType(f"megatron.of.epochs.{is_found}")
+    module.get_megatron_optimizer = lambda config, chunks: torch.optim.SGD(chunks[0].parameters())  # type: ignore[attr-defined]
+    megatron.install(module)
+    module.get_megatron_optimizer(SimpleNamespace(), [nn.Linear(1, 1)])
+    batches: list[int] = []
+    texts: Any = DataLoader(range(3), batch_size=None)  # type: ignore[arg-type]
+    if is_found:
+        for _ in range(2):
+            batches += [int(batch) for batch in texts]
+    else:
+        while len(batches) < 6:
+            for batch in texts:
+                batches.append(int(batch))
+    assert batches == [0, 1, 2, 0, 1, 2]
+    assert left_out == ["" if is_found else script_loops.LEFT_OUT]
+    assert "range" not in globals()
 
 
 def test_its_scheduler_comes_back_however_often_it_is_put_back() -> None:

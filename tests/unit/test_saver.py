@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from types import FrameType
+from types import FrameType, SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -29,6 +29,7 @@ from jitckpt.state import counters
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept_variables import PART, VariablesNow
 from jitckpt.wire import protocol
+from jitckpt.worker.protection import Protection
 from jitckpt.worker.saving import saver
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.outside_changes import Replacement
@@ -315,6 +316,37 @@ def test_without_an_agent_no_rank_removes_what_another_still_writes(alone: Alone
     with SaveFolder(alone.root, other, STEP, "rank", "builtin") as folder:
         assert alone.save(IN_BACKWARD) == 0, alone.said
         folder.commit()
+
+
+def test_an_iteration_has_ended_once_all_is_written_that_a_save_reads_of_it() -> None:
+    """A save that began between the two had the variables and `extra` of the iteration before."""
+    model = nn.Linear(2, 1)
+    host = HostState(model=model, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
+    history = History(host)
+    history.waits_for_boundary = True
+    history.add(STEP, host.shared())
+    went_on: list[bool] = []
+
+    def reads(*_: object, **__: object) -> bool:
+        went_on.append(history.goes_on(STEP))
+        return True  # the parameters have changed
+
+    settling: Any = SimpleNamespace(
+        _checker=None,
+        _outside=SimpleNamespace(minibatch_begun=reads),
+        _host=SimpleNamespace(model=SimpleNamespace(held=lambda: reads() and host.shared().held)),
+        _history=history,
+        _look_at_extra_behind_step=reads,
+        _goes_on=reads,
+        _write_at_boundary=reads,
+        _save_periodically=lambda step: None,
+        _beside=[],
+        _found=None,
+        _settle_check=lambda *_: None,
+    )
+    Protection._settle_at_boundary.__wrapped__(settling, STEP)  # type: ignore[attr-defined]
+    assert went_on == [True] * 5
+    assert not history.goes_on(STEP)
 
 
 class Evaluating:

@@ -231,6 +231,15 @@ def test_enumerate_counts_on_around_two_loaders() -> None:
     assert [*enumerate(zip(Passes(loop), Passes(other), strict=True))] == [(n, (n, n)) for n in (5, 6, 7)]
 
 
+def test_enumerate_counts_on_around_what_a_function_makes_of_batches() -> None:
+    def twice(batch: int, *_: int) -> int:
+        return 2 * batch
+
+    assert [*enumerate(map(twice, Passes(goes_on_after(5))))] == [(5, 10), (6, 12), (7, 14)]
+    both = map(twice, Passes(goes_on_after(5)), Passes(goes_on_after(5)))
+    assert [*enumerate(both)] == [(5, 10), (6, 12), (7, 14)]
+
+
 def test_a_pass_that_begins_anew_is_counted_anew() -> None:
     passes = Passes(goes_on_after(5))
     assert [*enumerate(passes)] == LAST
@@ -250,7 +259,9 @@ def test_other_counts_beside_the_batches_are_named(told: list[str]) -> None:
         pass
     for _ in enumerate(itertools.islice(passes, 2)):
         pass
-    assert [text.partition("(")[0] for text in told] == ["range", "islice"]
+    for _ in enumerate(filter(None, passes)):
+        pass
+    assert [text.partition("(")[0] for text in told] == ["range", "islice", "enumerate"]
     told.clear()
     for _ in enumerate(zip(passes, passes, strict=True)):
         pass

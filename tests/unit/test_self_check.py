@@ -131,6 +131,24 @@ def test_what_a_function_closes_over_is_described_as_shared() -> None:
     found = described(scheduler)
     assert found.texts["it.lr_lambdas.0.calls.0"] == "3"
     assert found.shared == {"it.lr_lambdas.0.calls.0"}
+
+
+class Accelerator:
+    """As Accelerate's, which has all that it has prepared."""
+
+    def __init__(self) -> None:
+        self.num_processes, self.schedulers = 2, [object()]
+
+
+def test_what_an_adapter_keeps_is_not_described_where_a_function_closes_over_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A scheduler's function that asks an Accelerator for the processes was said not to come back."""
+    monkeypatch.setattr(comparison, "KEPT_OTHERWISE", [Accelerator])
+    accelerator, calls = Accelerator(), [3]
+    found = Described()
+    found.add(lambda step: step / accelerator.num_processes / calls[0], "it")
+    assert found.texts == {"it.calls.0": "3"}
     assert not any("optimizer" in name for name in found.texts)
 
 

@@ -28,6 +28,7 @@ LONGEST = 80  # characters of a value in a sentence
 _PLAIN = (type(None), bool, int, float, complex, str, bytes, torch.dtype, torch.device, torch.Size)
 _CONTAINERS = (dict, list, tuple, set, frozenset, deque)
 _LEAVES = (nn.Module, type, ModuleType, BuiltinFunctionType, MethodType)
+KEPT_OTHERWISE: list[type] = []  # classes of a framework's own, whose objects its adapter keeps
 
 
 @cache
@@ -109,7 +110,7 @@ class Described:
             elif isinstance(one, numpy.ndarray | numpy.generic):
                 data = numpy.ascontiguousarray(one)
                 self.texts[path] = f"{data.dtype}{data.shape} {xxhash.xxh3_64_hexdigest(data.tobytes())}"
-            elif id(one) in seen or id(one) in known or isinstance(one, _LEAVES):
+            elif id(one) in seen or id(one) in known or isinstance(one, (*_LEAVES, *KEPT_OTHERWISE)):
                 continue
             else:
                 if not isinstance(one, _CONTAINERS):  # a list in two places is described twice

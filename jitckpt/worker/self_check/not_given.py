@@ -19,11 +19,10 @@ from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.optimizer_state import parameters_of
-from jitckpt.worker.self_check.comparison import Difference
+from jitckpt.worker.self_check.comparison import KEPT_OTHERWISE, Difference
 
 CHANGES = "changes in the training, and jitckpt.init was not given it"
 TORCHMETRICS = "_defaults"  # where each of its metrics has what its states are at first
-KEPT_OTHERWISE: list[type] = []  # modules of a framework's own that its adapter keeps
 AVERAGE = "AveragedModel"  # of torch.optim.swa_utils: it may be changed in later epochs only
 
 
