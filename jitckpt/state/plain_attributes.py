@@ -65,9 +65,8 @@ class PlainAttributes:
         self._dropped: set[Key] = set()
         self._said: set[Key] = set()  # that it has become what can't be kept
         self._built: dict[Key, Built] = {}  # as far as it is there still
-        self._parts: dict[int, tuple[Key, Place]] | None = (
-            None  # of what is built and has never changed, by ids
-        )
+        self._parts: dict[int, list[tuple[Key, Place]]] | None = None  # of what is built, by ids
+        self._shared: dict[Key, list[Place]] = {}  # of these the parts that lie in several places
         self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
@@ -271,7 +270,7 @@ class PlainAttributes:
             is_same, others = plain_values.is_same(mark, known), self._inside.get(key, {})
             if key in self._copies or not is_same:
                 others = self._others_inside(key, value)
-            if is_same and others == self._inside.get(key, {}):
+            if is_same and others == self._inside.get(key, {}) and not self._is_set_apart(key, value):
                 return False
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
             copied, tensors, built = plain_values.copy(
@@ -306,23 +305,41 @@ class PlainAttributes:
         self._copies[key], self._inside[key] = copied, others
         return True
 
+    def _parts_built(self) -> dict[int, list[tuple[Key, Place]]]:
+        if self._parts is None:
+            self._parts, self._shared = defaultdict(list), defaultdict(list)
+            for key, built in self._built.items():
+                for place, known in built.items():
+                    part = known() if type(known) is weakref.ref else known
+                    if part is not None:
+                        self._parts[id(part)].append((key, place))
+            for places in self._parts.values():
+                if len(places) > 1:
+                    for key, place in places:
+                        self._shared[key].append(place)
+        return self._parts
+
+    def _is_set_apart(self, key: Key, value: object) -> bool:
+        """Whether something equal is where the script has built what lies elsewhere, too.
+
+        A restart builds one for both places, and what is changed in the one must not change the other.
+        """
+        self._parts_built()
+        built = self._built.get(key, {})
+        return any(
+            place in built and not plain_values.is_held(built[place], plain_values.part_at(value, place))
+            for place in self._shared.get(key, ())
+        )
+
     def _keep_around(self, part: object) -> None:
         """Keep what has this part, as it is under another name now: else that would be another one."""
-        if self._parts is None:
-            self._parts = {
-                id(one() if type(one) is weakref.ref else one): (key, place)
-                for key, built in self._built.items()
-                for place, one in built.items()
-                if place and key not in self._copies
-            }
-        key, place = self._parts.get(id(part), (None, ()))
-        if key is None or key in self._copies or key in self._dropped:
-            return
-        if key[1] not in vars(self._owners[key[0]].object):
-            return  # its place is not there now
-        if plain_values.is_held(self._built.get(key, {}).get(place), part):
-            self._marks[key] = _UNKNOWN
-            self._around.append(key)
+        for key, place in self._parts_built().get(id(part), ()):
+            is_there = key[1] in vars(self._owners[key[0]].object)
+            if not place or key in self._copies or key in self._dropped or not is_there:
+                continue
+            if plain_values.is_held(self._built.get(key, {}).get(place), part):
+                self._marks[key] = _UNKNOWN
+                self._around.append(key)
 
     def _others_inside(self, key: Key, value: object) -> dict[Place, tuple[str, ...]]:
         """Return where in a value there is that of another name.

@@ -304,6 +304,14 @@ def others_inside(value: object, names: Mapping[int, Any], own: object, built: B
     return found
 
 
+def part_at(value: Any, place: Place) -> Any:
+    """Return what a value has at this place; None if nothing is there."""
+    if not place:
+        return value
+    around, key = place
+    return dict(_parts_of(part_at(value, around)) or ()).get(key)
+
+
 def _parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
     """Return what a value has inside, by keys; None if nothing there can be changed in its place."""
     kind = type(value)
