@@ -1017,3 +1017,21 @@ def test_what_is_set_anew_to_an_equal_value_is_no_more_what_lies_in_a_list(first
 
     equal_from_each_step(training, "one two both", 6)
     equal_from_each_step(training, "both two one", 6)
+
+
+def test_an_attribute_that_the_loop_deletes_is_not_there_after_a_restart() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        meter, slotted = Meter(), OpenListing()
+        step = boundary(sys._getframe(), 0)
+        while step < 5:
+            if step == 1:
+                del meter.total, slotted.limit
+            if step == 2:
+                del slotted.values
+            if step == 3:
+                meter.total = 7.0
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(meter), vars(slotted), hasattr(slotted, "values")]
+
+    equal_from_each_step(training, "meter.total meter.limit slotted.limit slotted.values", 5)
+    equal_from_each_step(training, "slotted.values meter.total slotted.limit", 5)
