@@ -5,6 +5,7 @@ its newest one loads another in a restart, and begins its loops where that says:
 these, so such a start is left to it.
 """
 
+import contextlib
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -27,9 +28,16 @@ _loaded: list[str] = []  # in this start, and before its training began
 
 def loaded(folder: str | os.PathLike[str]) -> None:
     """The script has loaded what lies there."""
-    files = sorted(path for path in Path(folder).rglob("*") if path.is_file())
-    stats = [(str(path.relative_to(folder)), path.stat()) for path in files]
-    _loaded.append(repr([(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]))
+    _loaded.append(repr(sorted(_files_in(folder))))
+
+
+def _files_in(folder: str | os.PathLike[str]) -> Iterator[tuple[str, int, int]]:
+    """Yield the files there, each with its size and time; another rank may be removing some of them."""
+    for path, _, names in os.walk(folder):
+        for name in names:
+            with contextlib.suppress(OSError):
+                file = os.stat(os.path.join(path, name))
+                yield os.path.relpath(os.path.join(path, name), folder), file.st_size, file.st_mtime_ns
 
 
 def are_others(root: Path) -> bool:

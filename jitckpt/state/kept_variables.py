@@ -122,6 +122,7 @@ class KeptVariables:
             for place in scopes.keys() & self._names.keys():
                 self._fill(place, scopes[place])
             self._attributes.objects = objects
+            self._attributes.absent = self._names.keys() - scopes.keys()
             yield
         finally:
             self._attributes.objects = NOTHING
@@ -183,8 +184,7 @@ class KeptVariables:
         self._there = frozenset(scopes)
         self._follow_parted(scopes)
         changed = self._attributes.changed()
-        there = [place for place in sorted(scopes.keys() & changed.keys()) if self._values[place]]
-        told = {place: changed[place] for place in there}
+        told = {place: changed[place] for place in sorted(scopes.keys() & changed.keys())}
         if told.keys() != self._told.keys() or any(told[place] is not self._told[place] for place in told):
             tree, tensors = tree_codec.encode(told, PART)
             if tree == self._captured.tree:
@@ -239,9 +239,7 @@ class KeptVariables:
         now._first = {place: {**first} for place, first in self._first.items()}
         now._aliases = {**self._aliases}
         now._values = {place: {} for place in self._values}
-        now._owners = {
-            place: Owner(_Variables(values), _is_looked_at) for place, values in now._values.items()
-        }
+        now._owners = {place: _owner(place, values) for place, values in now._values.items()}
         now._attributes = AttributesNow(self._attributes, {**now._owners})
         return now
 
@@ -256,6 +254,8 @@ class KeptVariables:
 
     def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
         """Put back what was restored, in the places that are there; return what is to be set to new values.
+
+        What an object of these had deleted is taken from its place.
 
         What no save had yet is as it was at first: a script whose loop over epochs is no loop of the job has
         run through those that were done, without batches, and may have changed it. While `looking` at these.
@@ -277,6 +277,10 @@ class KeptVariables:
             names = first.keys() & changed.get(place, {}).keys() - known.keys()
             known |= {name: first[name] for name in names}
         self._attributes.restore(of_places)
+        for place, known in of_places.items():
+            for name in [name for name, value in known.items() if plain_values.is_deleted(value)]:
+                if name in scopes[place]:
+                    del scopes[place][name]  # type: ignore[attr-defined]
         return {
             place: {
                 name: self._values[place][name]
@@ -307,7 +311,7 @@ class KeptVariables:
     def _begin(self, place: str) -> None:
         if place not in self._names:
             self._names[place], self._values[place], self._first[place] = set(), {}, {}
-            self._owners[place] = Owner(_Variables(self._values[place]), _is_looked_at)
+            self._owners[place] = _owner(place, self._values[place])
             self._attributes.look_again({**self._owners})
 
     def _fill(self, place: str, scope: Mapping[str, Any]) -> None:
@@ -345,6 +349,11 @@ class _Variables:
 
     def __init__(self, values: dict[str, Any]) -> None:
         self.__dict__ = values
+
+
+def _owner(place: str, values: dict[str, Any]) -> Owner:
+    """A function's variable may have no value yet in its next call; an object's attribute was deleted."""
+    return Owner(_Variables(values), _is_looked_at, deletes=bool(where(place).object))
 
 
 def _is_looked_at(name: str, value: object) -> bool:

@@ -35,10 +35,14 @@ _UNKNOWN, _NOT_PLAIN = object(), object()
 
 
 class Owner(NamedTuple):
-    """An object, and which of its attributes are looked at, by name and value."""
+    """An object, and which of its attributes are looked at, by name and value.
+
+    deletes: whether one that is not there any more the script has deleted.
+    """
 
     object: Any
     may_keep: Callable[[str, Any], bool]
+    deletes: bool = True
 
 
 class PlainAttributes:
@@ -60,20 +64,21 @@ class PlainAttributes:
         self._lies_in_parameter = lies_in_parameter
         self._owners: Mapping[str, Owner] = {}
         self._marks: dict[Key, Any] = {}  # of what is looked at
+        self._first: set[Key] = set()  # what was there before the training changed anything
         self._copies: dict[Key, Any] = {}  # of what has changed
         self._tensors: dict[Key, Tensors] = {}  # in these copies
         self._dropped: set[Key] = set()
         self._said: set[Key] = set()  # that it has become what can't be kept
         self._built: dict[Key, Built] = {}  # as far as it is there still
-        self._parts: dict[int, tuple[Key, Place]] | None = (
-            None  # of what is built and has never changed, by ids
-        )
+        self._parts: dict[int, list[tuple[Key, Place]]] | None = None  # of what is built, by ids
+        self._shared: dict[Key, list[Place]] = {}  # of these the parts that lie in several places
         self._places: dict[Key, set[Any]] = {}  # in the copies, of objects that can't be made anew
         self._sizes: dict[Key, int] = {}  # bytes of tensors and arrays in the copies
         self._by_value: list[Key] = []  # what may change and stay the same object
         self._same: dict[Key, Key] = {}  # other names of what is kept under these
         self._named_by: dict[int, Key] = {}  # what can be changed in its place, by ids
         self.objects: Mapping[str, object] = {}  # that have the attributes of some of the owners
+        self.absent: Collection[str] = ()  # paths of owners that are not there now
         self._inside: dict[Key, dict[Place, tuple[str, ...]]] = {}  # where others' values are in these
         self._around: list[Key] = []  # what is to be looked at once more
         self._seen = Seen()  # all else
@@ -93,6 +98,7 @@ class PlainAttributes:
         ):
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
+        self._first = {key for key in self._first if key[0] in owners and key[0] not in new}
         self._parts = None
         self._look(new)
         self._tell()
@@ -180,6 +186,9 @@ class PlainAttributes:
 
     def _put(self, path: str, name: str, value: Any) -> None:
         here = self._attributes_at(path)
+        if plain_values.is_deleted(value):
+            here.pop(name, None)
+            return
         whole = plain_values.with_others(value, self._find)
         here[name] = plain_values.put(here.get(name), whole)
         self._places[path, name] = plain_values.cannot_be_made(value)
@@ -208,12 +217,12 @@ class PlainAttributes:
         visited: set[int] = set()
         looked_at = {
             (path, name)
-            for path, (owner, may_keep) in self._owners.items()
+            for path, (owner, may_keep, _) in self._owners.items()
             for name, value in [*vars(owner).items()]
             if (path, name) not in self._dropped and may_keep(name, value)
         }
         self._note_same(key for key in looked_at if key[0] not in new)
-        for path, (owner, _) in self._owners.items():
+        for path, (owner, *_) in self._owners.items():
             attributes = vars(owner)
             seen.size(attributes)
             for name, value in [*attributes.items()]:
@@ -229,15 +238,29 @@ class PlainAttributes:
                     seen.entry(attributes, name)
                 else:
                     by_value.append(key)
-        for key in [*self._copies]:
-            attributes = vars(self._owners[key[0]].object)
-            if attributes and key[1] not in attributes:  # without any the owner itself is not there now
-                del self._copies[key]
-                has_changed = True
+        has_changed |= self._look_for_deleted()
         self._seen, self._by_value = seen, [key for key in by_value if key not in self._dropped]
         return has_changed
 
+    def _look_for_deleted(self) -> bool:
+        has_changed = False
+        for key in {*self._copies, *self._first} - self._dropped:
+            owner = self._owners[key[0]]
+            attributes, copied = vars(owner.object), self._copies.get(key)
+            if key[0] in self.absent or key[1] in attributes or plain_values.is_deleted(copied):
+                continue
+            if key in self._first and owner.deletes:
+                self._copies[key], self._marks[key] = {plain_values.DELETED: []}, _UNKNOWN
+                has_changed = True
+            elif key in self._copies:
+                del self._copies[key]
+                has_changed = True
+            for known in (self._tensors, self._sizes, self._built, self._inside):
+                known.pop(key, None)
+        return has_changed
+
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
+        self._first.add(key)
         walk = plain_values.Marks(visited)
         try:
             self._marks[key] = walk.of(value)
@@ -271,7 +294,7 @@ class PlainAttributes:
             is_same, others = plain_values.is_same(mark, known), self._inside.get(key, {})
             if key in self._copies or not is_same:
                 others = self._others_inside(key, value)
-            if is_same and others == self._inside.get(key, {}):
+            if is_same and others == self._inside.get(key, {}) and not self._is_set_apart(key, value):
                 return False
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
             copied, tensors, built = plain_values.copy(
@@ -306,23 +329,41 @@ class PlainAttributes:
         self._copies[key], self._inside[key] = copied, others
         return True
 
+    def _parts_built(self) -> dict[int, list[tuple[Key, Place]]]:
+        if self._parts is None:
+            self._parts, self._shared = defaultdict(list), defaultdict(list)
+            for key, built in self._built.items():
+                for place, known in built.items():
+                    part = known() if type(known) is weakref.ref else known
+                    if part is not None:
+                        self._parts[id(part)].append((key, place))
+            for places in self._parts.values():
+                if len(places) > 1:
+                    for key, place in places:
+                        self._shared[key].append(place)
+        return self._parts
+
+    def _is_set_apart(self, key: Key, value: object) -> bool:
+        """Whether something equal is where the script has built what lies elsewhere, too.
+
+        A restart builds one for both places, and what is changed in the one must not change the other.
+        """
+        self._parts_built()
+        built = self._built.get(key, {})
+        return any(
+            place in built and not plain_values.is_held(built[place], plain_values.part_at(value, place))
+            for place in self._shared.get(key, ())
+        )
+
     def _keep_around(self, part: object) -> None:
         """Keep what has this part, as it is under another name now: else that would be another one."""
-        if self._parts is None:
-            self._parts = {
-                id(one() if type(one) is weakref.ref else one): (key, place)
-                for key, built in self._built.items()
-                for place, one in built.items()
-                if place and key not in self._copies
-            }
-        key, place = self._parts.get(id(part), (None, ()))
-        if key is None or key in self._copies or key in self._dropped:
-            return
-        if key[1] not in vars(self._owners[key[0]].object):
-            return  # its place is not there now
-        if plain_values.is_held(self._built.get(key, {}).get(place), part):
-            self._marks[key] = _UNKNOWN
-            self._around.append(key)
+        for key, place in self._parts_built().get(id(part), ()):
+            is_there = key[1] in vars(self._owners[key[0]].object)
+            if not place or key in self._copies or key in self._dropped or not is_there:
+                continue
+            if plain_values.is_held(self._built.get(key, {}).get(place), part):
+                self._marks[key] = _UNKNOWN
+                self._around.append(key)
 
     def _others_inside(self, key: Key, value: object) -> dict[Place, tuple[str, ...]]:
         """Return where in a value there is that of another name.

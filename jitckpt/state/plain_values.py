@@ -60,9 +60,10 @@ OF_PROCESS = (  # what is waited for, or written to: handles that a restart can'
 )
 BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  # subclasses of these
 # The one key of what stands for an object, for an enum's member, for a value that is not the object that the
-# script has built, for what is just that, for a list of numbers, and for what is kept under another name.
+# script has built, for what is just that, for a list of numbers, for what is kept under another name, and for
+# an attribute that the script builds and has deleted.
 OBJECT, MEMBER, NEW, AS_BUILT, NUMBERS = "*object", "*member", "*new", "*as built", "*numbers"
-SAME = "*same"
+SAME, DELETED = "*same", "*deleted"
 LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
 LACKING = (
@@ -274,6 +275,11 @@ def is_other_name(copied: Any) -> bool:
     return isinstance(copied, dict) and [*copied] == [SAME]
 
 
+def is_deleted(copied: Any) -> bool:
+    """Whether a copy is of an attribute that the script has deleted."""
+    return isinstance(copied, dict) and [*copied] == [DELETED]
+
+
 def others_inside(value: object, names: Mapping[int, Any], own: object, built: Built) -> dict[Place, Any]:
     """Return where in a value there is what has a name of its own. names: by ids; own: the value's.
 
@@ -302,6 +308,14 @@ def others_inside(value: object, names: Mapping[int, Any], own: object, built: B
 
     look(value, ())
     return found
+
+
+def part_at(value: Any, place: Place) -> Any:
+    """Return what a value has at this place; None if nothing is there."""
+    if not place:
+        return value
+    around, key = place
+    return dict(_parts_of(part_at(value, around)) or ()).get(key)
 
 
 def _parts_of(value: Any) -> Iterable[tuple[Any, Any]] | None:
@@ -355,7 +369,8 @@ def spelled_out(copied: Any) -> Any:
         if what in (OBJECT, MEMBER, NEW):
             return spelled_out(told if what == NEW else told[1])
     if type(copied) in DICTS:
-        return type(copied)({key: spelled_out(one) for key, one in copied.items()})
+        parts = {key: spelled_out(one) for key, one in copied.items() if not is_deleted(one)}
+        return type(copied)(parts)
     if type(copied) is deque:
         return deque(map(spelled_out, copied), copied.maxlen)
     return type(copied)(map(spelled_out, copied)) if type(copied) in (list, tuple) else copied

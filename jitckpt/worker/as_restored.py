@@ -115,6 +115,10 @@ class AddIfNew:
         if not (tensors and known.issuperset(map(id, tensors))):
             self._add({**param_group, "params": parameters})
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Be the method that the class has in a copy of the optimizer: nobody ends it there."""
+        return getattr, (self._optimizer, ADD)
+
     def end(self) -> None:
         """Let the optimizer add as ever."""
         del vars(self._optimizer)[ADD]

@@ -174,6 +174,29 @@ def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
 
 
 @cache
+def attributes_set_now_and_then(code: CodeType) -> frozenset[str]:
+    """Return the attributes that a function, or an iteration of a loop in it, sets in some branches alone."""
+    instructions = [*dis.get_instructions(code)]
+    if code.co_name == "__init__":
+        return frozenset()
+    stores: dict[tuple[int, int, str], set[int]] = {}
+    for one in instructions:
+        if one.opname == "STORE_ATTR":
+            span = _loop_around(instructions, (one.offset,))
+            stores.setdefault((*span, one.argval), set()).add(one.offset)
+    ends = {one.offset for one in instructions if one.opname.startswith("RETURN_")}
+    return frozenset(
+        name
+        for (begin, end, name), places in stores.items()
+        if (
+            _can_be_left_out(instructions, begin, end, places)
+            if end >= begin
+            else _can_be_left_out(instructions, 0, instructions[-1].offset, places, ends)
+        )
+    )
+
+
+@cache
 def read_behind(code: CodeType, place: int) -> frozenset[str]:
     """Return what the loop around a place sets, and the code behind it reads."""
     instructions = [*dis.get_instructions(code)]
@@ -220,10 +243,12 @@ def _can_be_left_out(
     waiting, known = [(begin, False)], set(places)
     while waiting:
         place, comes_back = waiting.pop()
-        if place not in following or not begin <= place <= end or (place in known and not comes_back):
+        if not begin <= place <= end or (place in known and not comes_back):
             continue
         if place in goals:
             return True
+        if place not in following:
+            continue
         known.add(place)
         one, after = following[place]
         if one.opname == "FOR_ITER":

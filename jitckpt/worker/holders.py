@@ -19,11 +19,20 @@ _LOCAL = "<locals>"
 
 
 class HeldValues(dict[str, Any]):
-    """What an object holds, by names; `update` sets it there, too."""
+    """What an object holds, by names; `update` sets it there, too, and `del` deletes it."""
 
-    def __init__(self, values: Mapping[str, Any], set_one: Callable[[str, Any], None]) -> None:
+    def __init__(
+        self,
+        values: Mapping[str, Any],
+        set_one: Callable[[str, Any], None],
+        delete: Callable[[str], None] = lambda name: None,
+    ) -> None:
         super().__init__(values)
-        self._set = set_one
+        self._set, self._delete = set_one, delete
+
+    def __delitem__(self, name: str) -> None:
+        super().__delitem__(name)
+        self._delete(name)
 
     def update(self, values: Mapping[str, Any]) -> None:  # type: ignore[override]
         for name, value in values.items():
@@ -42,7 +51,7 @@ def held_by(value: Any) -> dict[str, Any] | None:
     if isinstance(value, type) and installed.is_scripts_class(value):
         return _held_by_class(value)
     if isinstance(value, nn.Module):
-        return HeldValues({**vars(value), **value._modules}, partial(setattr, value))
+        return HeldValues({**vars(value), **value._modules}, partial(setattr, value), partial(delattr, value))
     return _held_by_object(value) if plain_values.is_own(value) else None
 
 
@@ -114,7 +123,11 @@ def _held_by_object(value: Any) -> dict[str, Any] | None:
     except Exception:
         return None  # its own code for them fails
     return (
-        HeldValues({**(attributes or {}), **slots}, partial(object.__setattr__, value))
+        HeldValues(
+            {**(attributes or {}), **slots},
+            partial(object.__setattr__, value),
+            partial(object.__delattr__, value),
+        )
         if slots
         else attributes
     )
@@ -128,7 +141,7 @@ def _held_by_class(kind: type) -> dict[str, Any]:
         if not (inspect.isdatadescriptor(one) or inspect.ismethoddescriptor(one))
         or isinstance(one, staticmethod | classmethod)
     }
-    return HeldValues(plain, partial(setattr, kind))
+    return HeldValues(plain, partial(setattr, kind), partial(delattr, kind))
 
 
 def _refuse(name: str, value: Any) -> None:

@@ -5,6 +5,7 @@ seen in the code of the loop and of the script's functions that it calls, by wha
 it, and in what changes between the first steps.
 """
 
+import enum
 import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from contextlib import suppress
 from types import CodeType, FrameType, GeneratorType
 from typing import Any
 
+import numpy
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, Dataset, Sampler
@@ -60,6 +62,7 @@ ITERATORS: tuple[Any, ...] = (
     itertools.count,
     itertools.cycle,
 )
+MEMBERS = (enum.Enum, numpy.generic)
 _LIBRARIES = installed.folders()
 
 TEXT = (
@@ -430,7 +433,10 @@ class ScriptVariables:
         read: Collection[str],
         known: tuple[set[str], set[object]],
     ) -> list[str]:
-        """Return the attributes of the script's objects among these variables that are numbers or texts."""
+        """Return the attributes of the script's objects here that are numbers, texts, or members of enums.
+
+        One method may set them, and another one read them.
+        """
         kept_names, kept = known
         return [
             f"{name}.{key}"
@@ -440,7 +446,8 @@ class ScriptVariables:
             and is_own(scope[name])
             and id(scope[name]) not in kept
             for key, part in attributes_of(scope[name]).items()
-            if (self._is_number(part) or type(part) in (bool, str)) and (id(scope[name]), key) not in kept
+            if (self._is_number(part) or type(part) in (bool, str) or isinstance(part, MEMBERS))
+            and (id(scope[name]), key) not in kept
         ]
 
     def _is_number(self, value: object) -> bool:

@@ -28,6 +28,7 @@ from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.state.plain_values import slots_of
 from jitckpt.system import installed
 from jitckpt.system.installed import is_scripts_class
+from jitckpt.worker import carried_names
 
 MOST_VALUES = 2000  # that are looked at in one variable
 MOST_BYTES = 1 << 26  # of an array, which takes some milliseconds
@@ -163,7 +164,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 @cache
 def carried_by(kind: type) -> frozenset[str]:
-    """Return the attributes that a class's own functions read before they set them, and set."""
+    """Return the attributes that a class's own functions carry on, as `carried_in` says."""
     carried: set[str] = set()
     for one in kind.__mro__ if is_scripts_class(kind) else ():
         for function in vars(one).values() if is_scripts_class(one) else ():
@@ -174,6 +175,10 @@ def carried_by(kind: type) -> frozenset[str]:
 
 @cache
 def carried_in(code: CodeType) -> frozenset[str]:
+    """Return the attributes that code reads before it sets them, and those that it sets now and then alone.
+
+    Such as the best result by now, which another function reads.
+    """
     read: set[str] = set()
     written: set[str] = set()
     for one in dis.get_instructions(code):
@@ -181,7 +186,7 @@ def carried_in(code: CodeType) -> frozenset[str]:
             read.add(one.argval)
         elif one.opname == "STORE_ATTR":
             written.add(one.argval)
-    return frozenset(read & written)
+    return frozenset(read & written) | carried_names.attributes_set_now_and_then(code)
 
 
 def lasts_in(owner: object, is_carried: bool, part: object) -> bool:

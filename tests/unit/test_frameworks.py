@@ -1,5 +1,6 @@
 """What the adapters of training frameworks stand on, without any of these."""
 
+import os
 import random
 import sys
 import types
@@ -504,6 +505,29 @@ def test_a_start_is_the_scripts_that_has_loaded_other_checkpoints_of_its_own(
     assert not own_checkpoints.are_others(root)
     own_checkpoints.loaded(second)
     assert own_checkpoints.are_others(root)
+
+
+def test_files_that_another_rank_removes_while_they_are_looked_at_do_no_harm(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_checkpoints, "_loaded", [])
+    (tmp_path / "model").write_text("weights")
+    (tmp_path / "removed").symlink_to("nothing")
+    passing = tmp_path / "passing"
+    passing.touch()
+    look = os.stat
+
+    def stat(path: Any, **options: Any) -> os.stat_result:
+        found = look(path, **options)
+        if os.fspath(path) == str(passing):
+            passing.unlink()
+        return found
+
+    monkeypatch.setattr(os, "stat", stat)
+    own_checkpoints.loaded(tmp_path)
+    (seen,) = own_checkpoints._loaded
+    assert "'model', 7, " in seen
+    assert "removed" not in seen
 
 
 def test_a_job_whose_script_has_brought_itself_back_is_not_restored_over_that(

@@ -1,6 +1,8 @@
 """An optimizer's state: by the parameters' names, and with all that lies beside it."""
 
+import copy
 import json
+import pickle
 import types
 from collections.abc import Callable, Mapping
 from datetime import timedelta
@@ -348,6 +350,27 @@ def test_groups_that_a_restart_has_are_added_once_and_only_until_its_first_step(
     step(model, optimizer)
     with pytest.raises(ValueError, match="more than one parameter group"):
         optimizer.add_param_group({"params": [*model[1].parameters()]})
+
+
+class Copied(torch.optim.SGD):
+    """Takes all attributes along into a copy; torch's own leave out what a class does not know."""
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))])
+def test_a_copy_of_an_optimizer_adds_groups_as_ever(copied: Callable[[Copied], Copied]) -> None:
+    model = net()
+    for kind in (torch.optim.SGD, Copied):
+        optimizer = kind(model.parameters(), lr=0.1)
+        as_restored.add_no_group_twice(optimizer)
+        other = copied(optimizer)  # type: ignore[arg-type]
+        as_restored.add_groups_as_ever(optimizer)
+        with pytest.raises(ValueError, match="more than one parameter group"):
+            other.add_param_group({"params": [*other.param_groups[0]["params"]]})
+        other.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+        assert [len(one.param_groups) for one in (optimizer, other)] == [1, 2]
 
 
 def test_that_groups_are_added_once_leaves_nothing_and_is_no_change() -> None:

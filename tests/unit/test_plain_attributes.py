@@ -9,6 +9,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import ANY
 
 import numpy
 import pytest
@@ -173,6 +174,22 @@ def test_what_was_deleted_is_in_no_save() -> None:
     assert "later" in kept.changed()[""]
     del model.later
     assert "later" not in kept.changed()[""]
+
+
+def test_what_the_script_builds_and_has_deleted_is_not_there_after_a_restart() -> None:
+    model, other = Net(), Net()
+    kept, restored = attributes_of(model), attributes_of(other)
+    assert kept.changed() == {}
+    del model.calls, model.callback, model.meter, model.norm.eps
+    assert "calls" not in plain_values.spelled_out(carried(kept))[""]
+    assert kept.is_same()
+    restored.restore(carried(kept))
+    assert not [name for name in ("calls", "callback", "meter") if hasattr(other, name)]
+    assert not hasattr(other.norm, "eps")
+    for one in (model, other):
+        one.meter = Meter()
+    assert repr(carried(restored)) == repr(carried(kept))
+    assert carried(kept)[""]["meter"] == {NEW: ANY}
 
 
 def test_a_tensor_with_a_graph_is_let_go() -> None:

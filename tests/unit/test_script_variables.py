@@ -1,6 +1,7 @@
 """Variables of the script that its loop carries on are named, and no others."""
 
 import argparse
+import enum
 import itertools
 import multiprocessing
 import random
@@ -14,6 +15,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
+from unittest.mock import Mock
 
 import numpy
 import pytest
@@ -975,6 +977,36 @@ def by_losses(loop: Loop) -> None:
         assert unchanged.training
 
 
+class Stopper:
+    """Notes what another one reads behind the loop, and what each iteration sets anew."""
+
+    def __init__(self) -> None:
+        self.best: Any = None
+        self.kind: Any = None
+        self.last: Any = None
+        self.seen: Any = None
+        self.weights, self.least = torch.zeros(1), numpy.float64(0)
+
+    def note(self, batch: int) -> None:
+        self.last = str(batch)
+        if batch < 4:
+            self.seen = [batch]
+        else:
+            self.seen = [-batch]
+        if batch % 3 == 2:
+            self.best, self.weights, self.least = {"weight": batch}, torch.ones(1), numpy.float64(batch)
+        for number in range(batch):
+            self.number = [number]
+            if number % 2:
+                self.kind = [number]
+
+
+def by_an_early_stopper(loop: Loop) -> None:
+    stopper = Stopper()
+    for batch in loop:
+        stopper.note(batch)
+
+
 def passing_on(loop: Iterable[int]) -> Iterator[int]:
     yield from loop
 
@@ -995,6 +1027,10 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
         (by_default_arguments, {"note.seen", "note.last", "lastly.last"}),
         (by_two_of_a_factory, {"first.total", "second.total"}),
         (by_methods, {"LEVELS", "cooler.level"}),
+        (
+            by_an_early_stopper,
+            {f"stopper.{name}" for name in ("best", "weights", "least", "kind", "number", "seen")},
+        ),
         (
             by_losses,
             {"loss.label_smoothing", "cooler.smoothing.label_smoothing", "margin.calls"},
@@ -1023,6 +1059,40 @@ def test_what_changes_out_of_the_loops_sight_is_named(
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+class Mood(enum.Enum):
+    CALM, WILD = 1, 2
+
+
+class Phased:
+    """Sets in one method what it reads in another."""
+
+    def __init__(self) -> None:
+        self.mood, self.factor, self.name, self.size = Mood.CALM, numpy.float32(1), "", 1.0
+
+    def go_on(self) -> None:
+        self.mood, self.factor, self.name, self.size = Mood.WILD, numpy.float32(2), "wild", 2.0
+
+    def rate(self) -> float:
+        return self.mood.value * float(self.factor) * self.size + len(self.name)
+
+
+def test_numbers_texts_and_members_that_one_method_sets_and_another_reads_are_followed() -> None:
+    followed: set[str] = set()
+    keeper = Mock(follow=lambda frame, names: followed.update(names))
+    variables = ScriptVariables([], None, lambda: 0, lambda text: None, keeper=lambda: keeper)
+    phased = Phased()
+
+    def steps() -> Iterator[int]:
+        for step in range(2):
+            variables.look(sys._getframe(1))
+            yield step
+
+    for _ in steps():
+        phased.rate()
+        phased.go_on()
+    assert {f"phased.{name}" for name in ("mood", "factor", "name", "size")} <= followed
 
 
 def test_a_number_that_a_datasets_processes_share_is_named_where_epochs_change_it() -> None:

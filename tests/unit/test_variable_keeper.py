@@ -1,5 +1,6 @@
 """What a loop changes in variables of functions, modules and objects comes back where a restart goes on."""
 
+import copy
 import enum
 import gc
 import sys
@@ -993,3 +994,44 @@ def test_a_part_of_what_has_not_changed_that_gets_a_name_stays_that_part() -> No
 
     equal_from_each_step(training, "stage stages mean means", 4)
     equal_from_each_step(training, "stages stage means mean", 4)
+
+
+@pytest.mark.parametrize("first", [[0], {"a": 0}, torch.zeros(1), numpy.zeros(1)], ids=type)
+def test_what_is_set_anew_to_an_equal_value_is_no_more_what_lies_in_a_list(first: Any) -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        one, two = copy.deepcopy(first), {"inside": copy.deepcopy(first)}
+        both = [one, two["inside"]]
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            if step == 1:
+                one, two["inside"] = copy.deepcopy(first), copy.deepcopy(first)
+            if step == 3:
+                for part in both:
+                    part["a" if isinstance(part, dict) else 0] = 7
+            if step == 4:
+                one = copy.deepcopy(both[0])
+            if step == 5:
+                both[0]["a" if isinstance(first, dict) else 0] = 8
+            step = boundary(sys._getframe(), step + 1)
+        return [str(part) for part in (one, two, both)]
+
+    equal_from_each_step(training, "one two both", 6)
+    equal_from_each_step(training, "both two one", 6)
+
+
+def test_an_attribute_that_the_loop_deletes_is_not_there_after_a_restart() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        meter, slotted = Meter(), OpenListing()
+        step = boundary(sys._getframe(), 0)
+        while step < 5:
+            if step == 1:
+                del meter.total, slotted.limit
+            if step == 2:
+                del slotted.values
+            if step == 3:
+                meter.total = 7.0
+            step = boundary(sys._getframe(), step + 1)
+        return [vars(meter), vars(slotted), hasattr(slotted, "values")]
+
+    equal_from_each_step(training, "meter.total meter.limit slotted.limit slotted.values", 5)
+    equal_from_each_step(training, "slotted.values meter.total slotted.limit", 5)
