@@ -59,7 +59,9 @@ from jitckpt.wire.moves import HandOver, ImageFile, Move, RanksRestored, Taken
 from jitckpt.wire.visits import Refused
 
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
-RESTORING_SECONDS = 120.0
+RESTORING_SECONDS = 120.0  # for each rank
+SENDING_SECONDS = 60.0  # in which the next piece of an image comes
+HANDING_OVER_SECONDS = 60.0  # in which the other hosts have been told, and this one hears their last words
 SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
 # Far from the numbers that the processes of a host have: those that come here bring theirs.
 FIRST_PROCESS = 3_000_000
@@ -130,6 +132,7 @@ class _Waiting:
         assert settings.secret is not None
         self._secret = settings.secret
         self._links = connections.listen(self._address)  # for the other agents
+        self._takes = asyncio.Lock()  # the ranks of one host
 
     async def wait(self) -> tuple[_Taken, socket.socket]:
         """Return what was taken over, and where the other agents call."""
@@ -169,7 +172,11 @@ class _Waiting:
         try:
             await link.admit(reader, writer, self._secret)
             is_admitted = True
-            await self._take(reader, writer)
+            move, _ = await visiting.hear(reader, Move)
+            if self._takes.locked() or self._taken.done():
+                raise LinkError("Another host's ranks are just coming here.")
+            async with self._takes:
+                await self._take(move, reader, writer)
         except (LinkError, ProtocolError, OSError) as error:  # or it is of another version
             say(f"a host's ranks did not come here: {error}")
             if is_admitted:
@@ -179,15 +186,14 @@ class _Waiting:
         finally:
             writer.close()
 
-    async def _take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        move, _ = await visiting.hear(reader, Move)
+    async def _take(self, move: Move, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
             ranks = []
             for one in move.ranks:
                 folder = stack.enter_context(nameless_folder())
                 ranks.append(RankFromImages(one, folder, local_state.create()))
                 undo.callback(os.close, ranks[-1].ring)
-            await _receive_files(reader, {one.rank: one for one in ranks})
+            await _receive_files(reader, {one.rank: one for one in ranks}, SENDING_SECONDS)
             begun = time.monotonic()
             try:
                 barrier, relay = self._made_again(move, ranks, undo)
@@ -195,7 +201,7 @@ class _Waiting:
                 raise LinkError(str(error)) from error
             restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun)
             writer.write(visiting.encode(restored))
-            last, _ = await visiting.hear(reader, HandOver)
+            last, _ = await visiting.answer(reader, "The host that is left", HANDING_OVER_SECONDS, HandOver)
             unheard = [
                 Arrived(one.host, agents.decode(one.message), bytes.fromhex(one.data)) for one in last.unheard
             ]
@@ -223,7 +229,9 @@ class _Waiting:
         return barrier, relay
 
 
-async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, RankFromImages]) -> None:
+async def _receive_files(
+    reader: asyncio.StreamReader, ranks: Mapping[int, RankFromImages], patience: float
+) -> None:
     """Take the images, and what is in the memory of ranks. Raises LinkError if they don't come whole."""
 
     def opened(said: ImageFile) -> int | None:
@@ -233,7 +241,7 @@ async def _receive_files(reader: asyncio.StreamReader, ranks: Mapping[int, RankF
         return os.open(said.image, flags, 0o600, dir_fd=one.images) if said.image else os.dup(one.ring)
 
     begun = time.monotonic()
-    size = await receive_files(reader, opened)
+    size = await receive_files(reader, opened, patience)
     say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 from jitckpt.agent.migration import suspended_job, waiting
 from jitckpt.agent.migration.shelf import of_hosts
-from jitckpt.cli.parser import Parser
+from jitckpt.cli.parser import Parser, seconds
 from jitckpt.cli.suspend import told
 from jitckpt.errors import JitckptError
 from jitckpt.wire.commands import Suspend
@@ -31,7 +31,7 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument(
         "--within",
-        type=float,
+        type=seconds,
         metavar="SECONDS",
         default=WITHIN_SECONDS,
         help=f"how long it may take until all wait, and again until the job goes on (default "
@@ -39,6 +39,8 @@ def main(arguments: list[str]) -> int:
     )
     parsed = parser.parse_args(arguments)
     directory = parsed.job.absolute()
+    if not directory.is_dir():
+        raise NotMigrated(f"There is no directory {directory}.")
     to = None if parsed.to is None else set(parsed.to.split(","))
     if lacking := _who_lacks(directory, to, parsed.within):
         print(f"The job runs on: {lacking}")

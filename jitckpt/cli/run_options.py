@@ -1,7 +1,6 @@
 """The options of `jitckpt run`: ours, by what they are about, and torchrun's; and how each is read."""
 
 import argparse
-import math
 import os
 import stat
 from pathlib import Path
@@ -10,7 +9,7 @@ from typing import Any
 from torch.distributed import run as torchrun
 
 from jitckpt.cli.exec import add_device_argument
-from jitckpt.cli.parser import Parser
+from jitckpt.cli.parser import Parser, seconds
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import read_domains
@@ -34,7 +33,6 @@ LEAST_SECRET, MOST_SECRET = 16, 1 << 16  # bytes
 MOST_MEBIBYTES = 1 << 24
 # Where the environment says this, nobody says where several hosts meet: each would wait at itself.
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST_SECONDS = 1_000_000  # 11 days: the system's calls take no longer times
 
 
 class RunParser(Parser):
@@ -101,14 +99,14 @@ def _add_saving(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--save-deadline",
-        type=_seconds,
+        type=seconds,
         default=60.0,
         metavar="SECONDS",
         help="how long healthy ranks may take to save after a failure (default 60)",
     )
     options.add_argument(
         "--hang-timeout",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="a collective that makes no progress for so long is looked into (default: learned from the "
         f"job's own collectives, {HANG_FLOOR:g} to {DEFAULT_HANG_TIMEOUT:g}; in transparent mode "
@@ -127,7 +125,7 @@ def _add_transparent_mode(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--recovery-deadline",
-        type=_seconds,
+        type=seconds,
         default=120.0,
         metavar="SECONDS",
         help="in transparent mode: an order of a recovery (to stop, to start a new server, to make the calls "
@@ -156,14 +154,14 @@ def _add_other_hosts(options: argparse._ActionsContainer) -> None:
     """How long others are waited for, and who is believed."""
     options.add_argument(
         "--stall-timeout",
-        type=_seconds,
+        type=seconds,
         default=540.0,
         metavar="SECONDS",
         help="how long a rank that is alive may keep the others waiting in a collective (default 540)",
     )
     options.add_argument(
         "--host-timeout",
-        type=_seconds,
+        type=seconds,
         default=10.0,
         metavar="SECONDS",
         help="of several hosts one that is silent for so long is lost (default 10)",
@@ -197,7 +195,7 @@ def _add_number_of_hosts(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--wait",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="with --min-hosts: how long missing hosts are waited for, and how long at least a start is left "
         f"alone before others are taken in (default {DEFAULT_WAIT:g})",
@@ -281,7 +279,7 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--memory-keep",
-        type=_seconds,
+        type=seconds,
         metavar="SECONDS",
         help="how long the memory tier's memory stays when the agent was killed, for the same command to "
         "go on from (default 60)",
@@ -322,7 +320,7 @@ def _add_object_store(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--objects-deadline",
-        type=_seconds,
+        type=seconds,
         default=600.0,
         metavar="SECONDS",
         help="how long the job's end waits for what is not copied there yet (default 600)",
@@ -427,7 +425,7 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
     )
     options.add_argument(
         "--snapshot-every",
-        type=_seconds,
+        type=seconds,
         metavar="MINUTES",
         help="in transparent mode: write all ranks' processes to the checkpoint directory so often, and go "
         "back there if one dies, or a host (needs CRIU)",
@@ -471,16 +469,6 @@ def _directory(text: str) -> Path:
     if path.exists() and not path.is_dir():
         raise argparse.ArgumentTypeError(f"{text} is a file, not a directory")
     return path
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = math.nan
-    if not 0 < seconds <= MOST_SECONDS:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds above 0, up to {MOST_SECONDS}")
-    return seconds
 
 
 def _amount(text: str) -> int:

@@ -1,6 +1,7 @@
 """Ranks that leave their host go to one that stands by and is still there."""
 
 import asyncio
+import contextlib
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 from descriptors import held_descriptors
 
+from jitckpt.agent import standby
 from jitckpt.agent.migration.leaving import Departure, _Dumped
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
@@ -35,6 +37,7 @@ from jitckpt.wire.moves import (
     RanksRestored,
     Steps,
     Taken,
+    Whole,
 )
 from jitckpt.wire.visits import Refused
 
@@ -85,14 +88,14 @@ def test_hosts_that_have_said_that_they_stand_by_and_are_gone_are_passed_over() 
         server = await asyncio.start_server(called, "127.0.0.1")
         there = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
         async with server:
-            standby, _, writer = await departure([gone(), there])._connected()
+            standby, _, writer = await departure([])._connected([gone(), there])
             writer.close()
         return standby, there
 
     standby, there = asyncio.run(found())
     assert standby == there
     with pytest.raises(LinkError, match="No host that stands by can be reached"):
-        asyncio.run(departure([gone(), gone()])._connected())
+        asyncio.run(departure([])._connected([gone(), gone()]))
 
 
 # What the two say to each other.
@@ -135,8 +138,8 @@ async def to(called: Callable[..., Awaitable[None]], say: Callable[[Standby], Aw
         return await say(Standby("127.0.0.1", server.sockets[0].getsockname()[1]))
 
 
-def leaving(standby: Standby, ring: int) -> Departure:
-    made = departure([standby])
+def leaving(ring: int) -> Departure:
+    made = departure([])
     made._mover = SimpleNamespace(worker=lambda rank: SimpleNamespace(ring_fd=ring))  # type: ignore[assignment]
     return made
 
@@ -147,16 +150,16 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankF
 
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         assert (await visiting.hear(reader, Move))[0] == MOVE
-        await _receive_files(reader, {1: come})
+        await _receive_files(reader, {1: come}, 60)
         writer.write(visiting.encode(RanksRestored(4711, 0.5)))
         assert (await visiting.hear(reader, HandOver))[0] == HAND_OVER
         writer.write(visiting.encode(Taken()))
 
     async def say(standby: Standby) -> tuple[int, RanksRestored]:
-        made = leaving(standby, ring)
-        _, reader, writer, size, restored = await made._send(MOVE, [dumped])
-        await made._finish(reader, writer, HAND_OVER)
-        return size, restored
+        made = leaving(ring)
+        sent = await made._send_to_one(MOVE, [dumped], [standby])
+        await made._finish(sent.reader, sent.writer, HAND_OVER)
+        return sent.size, sent.restored
 
     size, restored = asyncio.run(to(called, say))
     assert (restored, size >= 28) == (RanksRestored(4711, 0.5), True)
@@ -189,12 +192,20 @@ def test_an_answer_that_makes_no_sense_is_a_sentence(
 ) -> None:
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await visiting.hear(reader, Move)
-        await _receive_files(reader, {1: come})
+        await _receive_files(reader, {1: come}, 60)
         writer.write(link.encode(answer))
 
     with pytest.raises(LinkError) as caught:
-        asyncio.run(to(called, lambda standby: leaving(standby, come.ring)._send(MOVE, [dumped])))
+        asyncio.run(to(called, lambda standby: leaving(come.ring)._send_to_one(MOVE, [dumped], [standby])))
     assert why in str(caught.value)
+
+
+def standing_by() -> _Waiting:
+    """Return one that stands by; to be called in an event loop."""
+    waiting = _Waiting.__new__(_Waiting)
+    waiting._secret, waiting._takes = SECRET, asyncio.Lock()
+    waiting._taken = asyncio.get_running_loop().create_future()
+    return waiting
 
 
 def but(message: Checked, **fields: Any) -> dict[str, Any]:
@@ -243,14 +254,13 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
     capsys: pytest.CaptureFixture[str], said: list[Any], why: str
 ) -> None:
     before = held_descriptors()
-    waiting = _Waiting.__new__(_Waiting)
-    waiting._secret = SECRET
 
     async def heard() -> str:
+        waiting = standing_by()
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([place])._connected()
+            _, reader, writer = await departure([])._connected([place])
             for one in said:
                 writer.write(link.encode(one))
             refused, _ = await visiting.hear(reader, Refused)
@@ -266,3 +276,48 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
 
 def test_what_a_host_knows_of_all_steps_goes_with_its_ranks() -> None:
     assert told_of(known_again(5, 9, HAND_OVER.steps or pytest.fail("there are none"))) == HAND_OVER.steps
+
+
+def test_who_stands_by_takes_the_ranks_of_one_host_at_a_time() -> None:
+    async def answered() -> str:
+        waiting = standing_by()
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        async with server, waiting._takes:
+            place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+            _, reader, writer = await departure([])._connected([place])
+            writer.write(link.encode(content_of(MOVE)))
+            refused, _ = await visiting.hear(reader, Refused)
+            writer.close()
+        return refused.why
+
+    assert asyncio.run(answered()) == "Another host's ranks are just coming here."
+
+
+def test_ranks_that_nobody_hands_over_are_ended_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The host that they have left goes on with its own, or is gone."""
+    monkeypatch.setattr(standby, "HANDING_OVER_SECONDS", 0.2)
+    ended: list[int] = []
+
+    def made_again(_: _Waiting, move: Move, ranks: Any, undo: contextlib.ExitStack) -> Any:
+        undo.callback(ended.append, move.index)
+        return None, None
+
+    monkeypatch.setattr(_Waiting, "_made_again", made_again)
+
+    async def answered() -> str:
+        waiting = standing_by()
+        waiting._links = listen("127.0.0.1")
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        async with server:
+            place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+            _, reader, writer = await departure([])._connected([place])
+            writer.write(link.encode(content_of(MOVE)) + visiting.encode(Whole()))
+            await visiting.hear(reader, RanksRestored)
+            refused, _ = await visiting.hear(reader, Refused)
+            writer.close()
+        waiting._links.close()
+        assert not waiting._taken.done()
+        return refused.why
+
+    assert "does not answer within 0.2 s" in asyncio.run(answered())
+    assert ended == [MOVE.index]

@@ -11,6 +11,7 @@ import pytest
 from jitckpt.agent.migration import image_folder
 from jitckpt.agent.migration.callers import Callers
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder
+from jitckpt.cli import migrate
 from jitckpt.decisions.transparent.suspension import (
     CannotSuspend,
     Suspension,
@@ -186,3 +187,13 @@ def test_a_launcher_that_is_gone_is_said(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_text("{")
     with pytest.raises(JobSocketError, match="can't be read"):
         next(ask(tmp_path, ResumeJob()))
+
+
+@pytest.mark.parametrize("within", ["nan", "-1", "0", "inf", "soon"])
+def test_a_time_that_never_ends_or_has_ended_is_no_limit(
+    tmp_path: Path, within: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        migrate.main([str(tmp_path), f"--within={within}"])
+    assert ended.value.code == 2
+    assert f"--within: '{within}' is not a number of seconds above 0" in capsys.readouterr().err

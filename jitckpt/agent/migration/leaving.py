@@ -14,7 +14,7 @@ from typing import Any
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import send_file
-from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, drained, reap
+from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, peeked, reap
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
@@ -45,10 +45,23 @@ from jitckpt.wire.moves import (
     Whole,
 )
 
-ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
+ANSWER_SECONDS = 120.0  # in which the other host makes a rank's processes again
+TAKING_SECONDS = 60.0  # in which it takes a piece of an image
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
+TRIES = 2  # hosts that stand by, of which each has got the images
 LEADER = 0
+
+
+@dataclass(frozen=True)
+class _Sent:
+    """To which host the images went, the connection to it, their bytes, and what it said."""
+
+    standby: Standby
+    reader: asyncio.StreamReader
+    writer: asyncio.StreamWriter
+    size: int
+    restored: RanksRestored
 
 
 @dataclass(frozen=True)
@@ -91,21 +104,26 @@ class Departure:
     def leave(self, orders: Mapping[int, bytes]) -> bool:
         """Have all ranks go on on a host that stands by, with these orders; return whether they do."""
         begun = time.monotonic()
+        folders: list[int] = []
         with contextlib.ExitStack() as stack:
             dumped: list[_Dumped] = []
+            stack.enter_context(self._mover.worker(min(orders)).being_made_again())
             try:
                 for rank in orders:
-                    dumped.append(self._dump(rank, stack))
+                    folders.append(stack.enter_context(nameless_folder()))
+                    dumped.append(self._dump(rank, folders[-1], stack))
                 size, where = self._move(dumped, orders, time.monotonic() - begun)
             except (MoveError, CriuError, StoreError, LinkError, HostsError, OSError) as error:
-                if self._handed_over:
-                    raise
                 self._log.write("move_failed", ranks=sorted(orders), text=str(error))
                 self._say(f"the ranks of this host were not moved to another one: {error}")
-                self._back(dumped)
+                if self._handed_over:
+                    self._lose(dumped)
+                else:
+                    self._back(dumped)
+                _unlock(folders)
                 return False
+            _unlock(folders)
             for one in dumped:
-                network_lock.unlock(criu.locks(one.folder))
                 reap(one.pids)
             seconds = time.monotonic() - begun
         self._say(
@@ -114,12 +132,10 @@ class Departure:
         )
         return True
 
-    def _dump(self, rank: int, stack: contextlib.ExitStack) -> _Dumped:
+    def _dump(self, rank: int, folder: int, stack: contextlib.ExitStack) -> _Dumped:
         mover = self._mover
         what = mover.look(rank, elsewhere=True)
-        folder = stack.enter_context(nameless_folder())
         stores = stack.enter_context(mover.store_at_rest(what))
-        stack.enter_context(mover.worker(rank).being_made_again())
         mover.wait_until_read({**mover.sockets(rank), **stores})
         mover.dump(rank, folder, what)
         return _Dumped(rank, folder, mover.pids(rank, folder), what, stores)
@@ -131,10 +147,16 @@ class Departure:
             with contextlib.suppress(CriuError, OSError):  # then it counts as killed
                 self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
 
+    def _lose(self, dumped: Sequence[_Dumped]) -> None:
+        """The others expect them on the other host, so they are not made again here: they count as killed."""
+        for one in dumped:
+            reap(one.pids)
+            self._mover.worker(one.rank).not_made_again()
+
     def _move(
         self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes], dump_seconds: float
     ) -> tuple[int, str]:
-        """Return the bytes that were sent, and to whom: the first that can be reached."""
+        """Return the bytes that were sent, and to whom."""
         move = Move(
             self._facts,
             self._hosts.index,
@@ -145,13 +167,13 @@ class Departure:
             [self._told_of(one) for one in dumped],
         )
         begun = time.monotonic()
-        sent = self._hosts.start(self._send(move, dumped))
-        standby, reader, writer, size, restored = sent.result(ANSWER_SECONDS)
-        transfer = time.monotonic() - begun - restored.seconds
+        # Whatever is waited for there has a limit of its own.
+        sent = self._hosts.start(self._send_to_one(move, dumped, self._standbys())).result()
+        transfer = time.monotonic() - begun - sent.restored.seconds
         own = self._hosts.all[self._hosts.index]
         self._handed_over = True  # from here on the others expect that one, and no other
         if not self._hosts.hand_over(
-            replace(own, address=standby.address, port=restored.port), HEARING_SECONDS
+            replace(own, address=sent.standby.address, port=sent.restored.port), HEARING_SECONDS
         ):
             raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
         said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
@@ -161,26 +183,44 @@ class Departure:
             "" if self._barrier is None else self._barrier.content.hex(),
             None if known is None else told_of(known),
             [Unheard(one.host, agents.encode(one.message), one.data.hex()) for one in said],
-            size,
+            sent.size,
             dump_seconds,
             transfer,
-            restored.seconds,
+            sent.restored.seconds,
         )
-        self._hosts.start(self._finish(reader, writer, hand_over)).result(ANSWER_SECONDS)
-        return size, standby.address
+        self._hosts.start(self._finish(sent.reader, sent.writer, hand_over)).result()
+        return sent.size, sent.standby.address
 
     def _told_of(self, one: _Dumped) -> DumpedRank:
         sockets = {**self._mover.sockets(one.rank), **one.stores}
-        said = {name: drained(end) for name, end in sockets.items()}
-        if any(message.files for messages in said.values() for message in messages):
-            raise MoveError(f"Rank {one.rank} was just asking for a server.")
-        texts = {name: [message.data for message in messages] for name, messages in said.items()}
-        return self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=texts, files={})
+        said = {name: peeked(end) for name, end in sockets.items()}  # they may yet go on here
+        return self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=said, files={})
 
-    async def _connected(self) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
+    async def _send_to_one(
+        self, move: Move, dumped: Sequence[_Dumped], standbys: Sequence[Standby], tries: int = TRIES
+    ) -> _Sent:
+        """Have the first host that stands by and can be reached make the processes again.
+
+        If it can't, it is the next one's turn, once. Raises LinkError or OSError.
+        """
+        standby, reader, writer = await self._connected(standbys)
+        others = standbys[standbys.index(standby) + 1 :]
+        try:
+            size, restored = await self._send(reader, writer, move, dumped, standby)
+        except (LinkError, OSError) as error:
+            writer.close()  # what it may have made is ended there
+            if tries == 1 or not others:
+                raise
+            self._say(f"{standby.address} could not take this host's ranks, so another is asked: {error}")
+            return await self._send_to_one(move, dumped, others, tries - 1)
+        return _Sent(standby, reader, writer, size, restored)
+
+    async def _connected(
+        self, standbys: Sequence[Standby]
+    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
         """Return the first host that stands by and can be reached: of some nothing but the word is left."""
         reasons = []
-        for standby in self._standbys():
+        for standby in standbys:
             try:
                 async with asyncio.timeout(CONNECTING_SECONDS):
                     reader, writer = await asyncio.open_connection(standby.address, standby.port)
@@ -191,9 +231,13 @@ class Departure:
         raise LinkError(f"No host that stands by can be reached ({'; '.join(reasons)}).")
 
     async def _send(
-        self, move: Move, dumped: Sequence[_Dumped]
-    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter, int, RanksRestored]:
-        standby, reader, writer = await self._connected()
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        move: Move,
+        dumped: Sequence[_Dumped],
+        standby: Standby,
+    ) -> tuple[int, RanksRestored]:
         writer.write(visiting.encode(move))
         packer = Packer(standby.unpacks and packing.can_pack())
         size = 0
@@ -205,31 +249,37 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await send_file(writer, one.rank, name, file, packer)
+                    size += await send_file(writer, one.rank, name, file, packer, patience=TAKING_SECONDS)
             finally:
                 for file in files.values():
                     os.close(file)
-            size += await send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd, packer)
+            ring = self._mover.worker(one.rank).ring_fd
+            size += await send_file(writer, one.rank, "", ring, packer, patience=TAKING_SECONDS)
         writer.write(visiting.encode(Whole()))
-        await writer.drain()
         if packer.saved:
             say(f"zstd has taken {show_size(packer.saved)} of {show_size(size)} off the way.")
-        return standby, reader, writer, size, await _answer(reader, RanksRestored)
+        return size, await _answer(reader, RanksRestored, ANSWER_SECONDS * len(dumped))
 
     async def _finish(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: HandOver
     ) -> None:
         writer.write(visiting.encode(last))
-        await writer.drain()
         try:
-            await _answer(reader, Taken)
+            await _answer(reader, Taken, ANSWER_SECONDS)
         finally:
             writer.close()
 
 
-async def _answer(reader: asyncio.StreamReader, kind: type[Kind]) -> Kind:
+def _unlock(folders: Sequence[int]) -> None:
+    """Take away CRIU's locks on connections that were not made again."""
+    for folder in folders:
+        with contextlib.suppress(OSError):  # the network's tables went before
+            network_lock.unlock(criu.locks(folder))
+
+
+async def _answer(reader: asyncio.StreamReader, kind: type[Kind], patience: float) -> Kind:
     who = "The host that stands by"
     try:
-        return (await visiting.answer(reader, who, ANSWER_SECONDS, kind))[0]
+        return (await visiting.answer(reader, who, patience, kind))[0]
     except RefusedError as error:
         raise LinkError(f"{who} says: {error}") from error

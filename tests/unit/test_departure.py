@@ -1,0 +1,291 @@
+"""A host's ranks leave it, of which each step may fail: they are here, or there, or count as killed."""
+
+import asyncio
+import os
+import socket
+import threading
+import time
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from concurrent.futures import Future
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from test_leaving import FACTS, HOSTS, RANK, SECRET
+
+from jitckpt.agent.migration import leaving
+from jitckpt.agent.migration.image_transfer import receive_files
+from jitckpt.agent.migration.leaving import Departure
+from jitckpt.bindings.criu import CriuError
+from jitckpt.decisions.belongings import Carried
+from jitckpt.hosts import link, visiting
+from jitckpt.hosts.standbys import Standby
+from jitckpt.ring import local_state
+from jitckpt.system import network_lock
+from jitckpt.wire.moves import DumpedRank, HandOver, Move, RanksRestored, Taken
+from jitckpt.wire.visits import Refused
+
+LAST_WORDS = b"what it has said last"
+NOBODY = 1 << 30  # no process has such a number
+ALL = [1, 2]  # the ranks of the host that is left
+ORDERS = dict.fromkeys(ALL, b"an order")
+NO_ROOM = "There is no room here."
+
+Called = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
+
+
+class MadeUpMover:
+    """Of two ranks, of which the first has just said something.
+
+    fails: the rank that can't be dumped. restored: who was made again here. lost: who counts as killed.
+    """
+
+    relay = SimpleNamespace(name="relay")
+
+    def __init__(self) -> None:
+        self.fails, self.ring = 0, local_state.create()
+        self.restored: list[int] = []
+        self.lost: list[int] = []
+        self.agent, self._worker = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._worker.send(LAST_WORDS)
+
+    def close(self) -> None:
+        os.close(self.ring)
+        self.agent.close()
+        self._worker.close()
+
+    def worker(self, rank: int) -> Any:
+        return SimpleNamespace(
+            ring_fd=self.ring, being_made_again=nullcontext, not_made_again=lambda: self.lost.append(rank)
+        )
+
+    def look(self, rank: int, *, elsewhere: bool) -> Carried:
+        return Carried()
+
+    def store_at_rest(self, what: Carried) -> AbstractContextManager[dict[str, socket.socket]]:
+        return nullcontext({})
+
+    def sockets(self, rank: int) -> dict[str, socket.socket]:
+        return {"agent": self.agent} if rank == ALL[0] else {}
+
+    def wait_until_read(self, sockets: dict[str, socket.socket]) -> None:
+        pass
+
+    def dump(self, rank: int, folder: int, what: Carried) -> None:
+        for name, content in (("dump.log", b"CRIU run id = of-%d\n" % rank), ("core-7.img", b"core" * 9)):
+            file = os.open(name, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=folder)
+            os.write(file, content)
+            os.close(file)
+        if rank == self.fails:
+            raise CriuError("It can't be dumped.")
+
+    def pids(self, rank: int, folder: int) -> list[int]:
+        return [NOBODY + rank]
+
+    def told_of(self, rank: int, *_: object, said: dict[str, list[bytes]], **others: object) -> DumpedRank:
+        return replace(
+            RANK, rank=rank, said={name: [one.hex() for one in all_] for name, all_ in said.items()}
+        )
+
+    def restore(self, rank: int, *_: object) -> None:
+        self.restored.append(rank)
+        if rank == ALL[0]:
+            assert self.agent.recv(99, socket.MSG_DONTWAIT) == LAST_WORDS
+
+
+class MadeUpHosts:
+    """Two, of which this one is left. answers: the other one says its last when this one tells it."""
+
+    index, secret = 1, SECRET
+    all = (HOSTS[0], replace(HOSTS[1], ranks=tuple(ALL)))
+
+    def __init__(self) -> None:
+        self.answers = True
+        self.told: list[int] = []  # the ports of those that come
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+
+    def close(self) -> None:
+        async def end() -> None:
+            tasks = asyncio.all_tasks() - {asyncio.current_task()}
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+        self.start(end()).result()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
+        return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+
+    def hand_over(self, to: Any, within: float) -> bool:
+        self.told.append(to.port)
+        return self.answers
+
+    def take(self) -> list[Any]:
+        return []
+
+
+class Leaving:
+    """All that takes part. unlocked: the tables of CRIU's that were taken away."""
+
+    def __init__(self, stack: ExitStack, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.mover, self.hosts = MadeUpMover(), MadeUpHosts()
+        stack.callback(self.mover.close)
+        stack.callback(self.hosts.close)
+        self.unlocked: set[str] = set()
+        monkeypatch.setattr(network_lock, "unlock", self.unlocked.update)
+        self.said: list[str] = []
+        self.came: list[str] = []  # what hosts that stand by have got
+        self.standbys: list[Standby] = []
+
+    def stands_by(self, called: Called) -> None:
+        """Have one more host stand by, which acts like that."""
+
+        async def admit(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            try:
+                await link.admit(reader, writer, SECRET)
+                await called(reader, writer)
+            finally:
+                writer.close()
+
+        async def listen() -> asyncio.Server:
+            return await asyncio.start_server(admit, "127.0.0.1")
+
+        server = self.hosts.start(listen()).result()
+        self.standbys.append(Standby("127.0.0.1", server.sockets[0].getsockname()[1]))
+
+    async def take(self, reader: asyncio.StreamReader) -> None:
+        """Hear all that comes, up to the end of the images."""
+        move, _ = await visiting.hear(reader, Move)
+        self.came += move.ranks[0].said.get("agent", [])
+        await receive_files(reader, lambda _: os.memfd_create("image"))
+
+    async def refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.take(reader)
+        writer.write(visiting.encode(Refused(NO_ROOM)))
+
+    async def restore(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.take(reader)
+        writer.write(visiting.encode(RanksRestored(4711, 0.0)))
+        await visiting.hear(reader, HandOver)
+
+    async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await self.restore(reader, writer)
+        writer.write(visiting.encode(Taken()))
+
+    def leave(self) -> bool:
+        mover: Any = self.mover
+        hosts: Any = self.hosts
+        log: Any = SimpleNamespace(write=lambda *_, **__: None)
+        departure = Departure(
+            mover,
+            hosts,
+            log,
+            self.said.append,
+            standbys=lambda: self.standbys,
+            facts=FACTS,
+            barrier=None,
+            messenger=None,
+            secret=SECRET,
+        )
+        return departure.leave(ORDERS)
+
+    @property
+    def whereabouts(self) -> tuple[list[int], list[int], list[int]]:
+        """Who was made again here, who counts as killed, and which hosts the others were told of."""
+        return self.mover.restored, self.mover.lost, self.hosts.told
+
+
+@pytest.fixture
+def job(monkeypatch: pytest.MonkeyPatch) -> Iterator[Leaving]:
+    with ExitStack() as stack:
+        yield Leaving(stack, monkeypatch)
+
+
+def test_ranks_go_to_a_host_that_stands_by_with_what_they_have_said_last(job: Leaving) -> None:
+    job.stands_by(job.accept)
+    assert job.leave()
+    assert job.whereabouts == ([], [], [4711])
+    assert job.came == [LAST_WORDS.hex()]
+    assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
+
+
+def test_where_one_can_not_be_dumped_all_go_on_here(job: Leaving) -> None:
+    job.mover.fails = 2
+    job.stands_by(job.accept)
+    assert not job.leave()
+    assert job.whereabouts == ([1], [], [])  # the other one has never ended
+    assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
+    assert "It can't be dumped." in job.said[-1]
+
+
+def test_where_nobody_can_make_them_again_all_go_on_here_with_what_they_have_said_last(job: Leaving) -> None:
+    for _ in range(3):
+        job.stands_by(job.refuse)
+    assert not job.leave()
+    assert job.whereabouts == (ALL, [], [])
+    assert len(job.came) == 2, "the images went to more than two hosts, or to one"
+    assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
+    assert f"The host that stands by says: {NO_ROOM}" in job.said[-1]
+
+
+def test_another_host_that_stands_by_is_asked_where_the_first_one_can_not(job: Leaving) -> None:
+    async def die(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await visiting.hear(reader, Move)
+
+    job.stands_by(die)
+    job.stands_by(job.accept)
+    assert job.leave()
+    assert job.whereabouts == ([], [], [4711])
+    assert job.came == [LAST_WORDS.hex()]
+    assert "so another is asked" in job.said[0]
+
+
+def test_images_may_take_long_as_long_as_they_go(job: Leaving, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leaving, "ANSWER_SECONDS", 0.5)
+
+    async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await job.take(reader)
+        await asyncio.sleep(0.7)  # two ranks are made again, in less than the time for both
+        writer.write(visiting.encode(RanksRestored(4711, 0.7)))
+        await visiting.hear(reader, HandOver)
+        writer.write(visiting.encode(Taken()))
+
+    job.stands_by(slow)
+    assert job.leave()
+
+
+def test_who_takes_nothing_is_waited_for_so_long_and_no_longer(
+    job: Leaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It hears that it is over, too: it must not have the ranks that go on here."""
+    monkeypatch.setattr(leaving, "ANSWER_SECONDS", 0.2)
+    ended: Future[float] = Future()
+
+    async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await job.take(reader)
+        await reader.read()
+        ended.set_result(time.monotonic())
+
+    job.stands_by(stop)
+    assert not job.leave()
+    assert job.whereabouts == (ALL, [], [])
+    ended.result(10)
+
+
+@pytest.mark.parametrize("others_answer", [True, False])
+def test_once_the_others_expect_them_elsewhere_they_are_not_made_again_here(
+    job: Leaving, others_answer: bool
+) -> None:
+    job.hosts.answers = others_answer
+    job.stands_by(job.restore)  # and then it is gone
+    assert not job.leave()
+    assert job.whereabouts == ([], ALL, [4711])
+    assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
+    assert "were not moved" in job.said[-1]
