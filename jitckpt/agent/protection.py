@@ -25,6 +25,7 @@ from jitckpt.agent.spreading import Spreading
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
+from jitckpt.decisions.memory_wanted import BY_SCRIPT
 from jitckpt.decisions.pace import PROFILED_EVERY, packed
 from jitckpt.decisions.replicas import holders_beside
 from jitckpt.decisions.step_count import StepCount
@@ -55,6 +56,7 @@ KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
 TRIES = 3  # to send a shard to a host that lives, before another one is taken in its place
 TRY_SECONDS = 0.2  # between two of them
 PATIENCE_SECONDS = 5.0  # with a host that takes nothing
+UNCALLED_SECONDS = 120.0  # without a call of jitckpt.init, until that is said
 EVENT_SECONDS = 10.0  # between two events that tell of safe steps
 ROOT = 0  # the host that counts
 FEW = 4  # failure domains that are named one by one
@@ -123,6 +125,9 @@ class MemoryProtection(threading.Thread):
         self._stopping = threading.Event()
         self._stop_sending = os.eventfd(0, os.EFD_CLOEXEC)
         self._senders = ThreadPoolExecutor(max(1, len(memories)), "jitckpt-memory-send")
+        self._uncalled = threading.Timer(UNCALLED_SECONDS, self._tell_uncalled)
+        self._uncalled.daemon = True
+        self._uncalled.start()
 
     def _place(self) -> None:
         placed = None if self._hosts is None else self._tier.placement(self._hosts)
@@ -157,6 +162,7 @@ class MemoryProtection(threading.Thread):
             self._end(f"the memory tier can't be used: {error}")
             return
         self._place()  # the script may have asked for another number of copies
+        self._uncalled.cancel()
         self.start()
 
     def step_that_stays(self, lost: Collection[int]) -> int | None:
@@ -255,6 +261,8 @@ class MemoryProtection(threading.Thread):
         if self._stopping.is_set():
             return
         self._stopping.set()
+        self._uncalled.cancel()
+        self._tell_uncalled()
         if self.is_alive():
             self.join()
             if self.safe and self._off is None and self._log.leading:
@@ -543,6 +551,11 @@ class MemoryProtection(threading.Thread):
             self._tier.forget_assembled()
         if first and self._hosts is not None:
             self._tier.forget_strangers(self._hosts)
+
+    def _tell_uncalled(self) -> None:
+        is_wanted = self._tier.wanted.mode != BY_SCRIPT and self._off is None
+        if is_wanted and self.ident is None and self._log.leading:
+            self._warn("no rank has called jitckpt.init: without that --memory-tier keeps nothing in memory")
 
     def _tell_unprotected(self) -> None:
         """Say so where a start goes on from memory of which copies are missing."""

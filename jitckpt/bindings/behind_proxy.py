@@ -39,9 +39,14 @@ def share(descriptor: int, offset: int, size: int) -> int:
     )
     if error or address.value is None:
         raise NativeError(
-            f"The device proxy's server can't map {size} bytes of this rank's own state (CUDA error {error})."
+            f"The device proxy's server can't map {size} bytes of this rank's state (CUDA error {error})."
         )
     return address.value
+
+
+def shared(descriptor: int, offset: int, size: int) -> memoryview:
+    """Return such a part as memory. Raises NativeError."""
+    return memoryview((ctypes.c_uint8 * size).from_address(share(descriptor, offset, size)))
 
 
 def standing() -> DeviceStanding:

@@ -23,7 +23,7 @@ from jitckpt.reports.following import Follower
 from jitckpt.reports.inspection import Inspection, bytes_to_read, inspect
 from jitckpt.reports.memory_inspection import KeptShard
 from jitckpt.reports.present import RankNow
-from jitckpt.reports.timeline import jobs
+from jitckpt.reports.timeline import jobs, recoveries
 from jitckpt.reports.whole_events import is_whole
 
 SHOWN_RANKS = 8
@@ -102,6 +102,7 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
             "kept": kept,
             "survival": None if survival is None else asdict(survival),
             "states": memory_states.ranks_by_state(ranks),
+            "gone_on_from": _gone_on_from(told or []),
         }
         print(json.dumps(kept if told is None else document, indent=1))
     elif found:
@@ -111,10 +112,18 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
     else:
         print("No memory tier of yours has anything on this host.")
     if told is not None and not in_json:
+        if reason := _gone_on_from(told):
+            print(f"After the last failure {reason}.")
         print(memory_survival.in_words(told))
         if states := memory_states.in_words(ranks):
             print(f"Its ranks, by their snapshots in memory: {states}.")
     return 0 if any(not one.problem for one in found) else 1
+
+
+def _gone_on_from(of_jobs: Sequence[Sequence[Event]]) -> str:
+    """Return where each rank's state came from after the last failure, and why; "" if not from memory."""
+    went_on = [one for events in of_jobs for one in recoveries(events) if one.went_on]
+    return went_on[-1].from_memory if went_on else ""
 
 
 def _ranks_now(directory: Path) -> Sequence[RankNow]:

@@ -495,7 +495,7 @@ def command_of(arguments: Sequence[str], args: argparse.Namespace) -> SuspendedJ
 def _memory(args: argparse.Namespace) -> Wanted | None:
     """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
     wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
-    if wanted.mode == memory_wanted.OFF or args.mode == "transparent":
+    if wanted.mode == memory_wanted.OFF:
         return None
     return replace(
         wanted,

@@ -23,7 +23,6 @@ from jitckpt.cli.run_hosts import (
 )
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
-from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.redundancy import groups
 from jitckpt.faults.injection import DEVICE_KINDS, DRIVER_SUSPECT, LASTING_KINDS, PROXY_KINDS
 from jitckpt.hosts.rendezvous import join_timeout
@@ -79,11 +78,6 @@ def _check_ports(args: argparse.Namespace) -> None:
 
 def check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
-    if args.memory_tier not in (None, Wanted(memory_wanted.OFF)) and args.mode == "transparent":
-        raise ValueError(
-            "--memory-tier: in transparent mode the device proxies' servers have the state in host memory "
-            "already, and no other host has; without --mode transparent the memory tier protects it"
-        )
     for name in ("every", "limit", "keep"):
         if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
             raise ValueError(

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from jitckpt.bindings import behind_proxy
 from jitckpt.bindings.interpose import Native, stream_of
 from jitckpt.data.loop import Loop
 from jitckpt.decisions import cut, memory_wanted
@@ -286,7 +287,7 @@ class Protection:
             return None
         sends = on_several_hosts()
         spans = self._spans
-        if not sends and spans is None:
+        if behind_proxy.is_there() or (not sends and spans is None):
             return None
         profiler = NetworkProfiler(
             self._native,

@@ -149,6 +149,22 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     assert offline["step"] is not None, "another host has it"
 
 
+@pytest.mark.parametrize("tier", ["peer", "peer+optimizer"])
+def test_in_transparent_mode_a_lost_host_comes_back_from_memory_too(job: Job, tier: str) -> None:
+    expected = undisturbed(job.launcher, job.form, ranks=2)
+    fault = "rank=1 step=2 phase=optimizer kind=proxy-kill"
+    for host in range(2):
+        job.start(host, "--mode", "transparent", "--fault", fault, count=2, tier=tier)
+    job.launcher.wait_until(lambda: job.events("recovered") != [])
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(1)
+    job.start(1, "--mode", "transparent", count=2, tier=tier)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+
+
 def test_a_lost_host_comes_back_from_parts_where_no_host_has_room_for_a_copy(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -70,6 +70,24 @@ def test_a_killed_rank_comes_back_from_memory_and_no_file(
     assert launcher.survivors() == []
 
 
+@pytest.mark.parametrize("state", ["--state-on-device", "--no-state-on-device"])
+def test_in_transparent_mode_memory_has_what_its_devices_have_not(
+    launcher: Launcher, undisturbed: list[str], state: str
+) -> None:
+    """A lost device comes back in the same processes; a killed rank from memory, and no file."""
+    faults = ["rank=1 step=3 phase=optimizer kind=proxy-kill", "rank=1 step=5 phase=backward kind=kill"]
+    options = ["--mode", "transparent", state, "--memory-tier", "peer"]
+    options += [word for fault in faults for word in ("--fault", fault)]
+    result = launcher.run(*RUN, *options, TRAINING, "full", WAITS)
+    assert result.status == 0, result.err
+    assert digests(result.out) == undisturbed
+    assert len(events(launcher, "recovered")) == 1, "in place"
+    assert [event["step"] for event in events(launcher, "restored")] == [4, 4], "one minibatch was redone"
+    assert all("own host's memory" in str(event["in_memory"]) for event in events(launcher, "restored"))
+    assert list((launcher.directory / "ckpt").glob("step-*")) == [], "no save was written"
+    assert launcher.survivors() == []
+
+
 def test_what_two_replicas_had_cut_among_them_is_whole_again(launcher: Launcher) -> None:
     """Both are killed in one minibatch, so no replica is left to save."""
     expected = launcher.run(*RUN, TRAINING, "replicated", "--unprotected")

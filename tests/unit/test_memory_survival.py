@@ -186,6 +186,23 @@ def test_the_command_tells_it_with_the_jobs_directory(
     assert "can't be read" in capsys.readouterr().err
 
 
+def test_the_command_tells_from_where_the_state_came_after_the_last_failure(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.reports.memory_inspection._keepers", lambda: [])
+    events = Events(2, 30.0)
+    events.lose("host", 5.0)
+    reason = "all go on from step 4: rank 0 from their own host's memory; rank 1 from the memory of host 0"
+    restart = {**events.event("restart", 5.01, world_size=2, max_restarts=3), "restart": 1}
+    restored = {**events.event("restored", 5.02, rank=1, step=4, in_memory=reason), "restart": 1}
+    events.jobs[-1][-1:-1] = [restart, restored]
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in events.jobs[0]))
+    main(["inspect", "--memory", str(tmp_path)])
+    assert f"After the last failure {reason}.\n" in capsys.readouterr().out
+    main(["inspect", "--memory", "--json", str(tmp_path)])
+    assert json.loads(capsys.readouterr().out)["gone_on_from"] == reason
+
+
 @given(st.floats(0.0, 1.0))
 def test_a_share_is_never_rounded_up(share: float) -> None:
     shown = float(memory_survival._percent(share).rstrip("%")) / 100

@@ -637,3 +637,18 @@ def test_all_memory_is_found_again_by_the_next_agent(tmp_path: Path) -> None:
     assert busy.memory.has() == [], "the keeper has an agent already"
     second.close(end=True)
     busy.close(end=True)
+
+
+def test_that_no_rank_has_called_init_is_said_once_by_the_first_host(
+    agents: Agents, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *others = agents.protections
+    first._tell_uncalled()
+    for one in others:
+        one.hear_rank(0)
+    for one in agents.protections:
+        one.stop()
+    said = capsys.readouterr().err
+    assert (
+        said.count("no rank has called jitckpt.init: without that --memory-tier keeps nothing in memory") == 1
+    )

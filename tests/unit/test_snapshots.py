@@ -12,7 +12,7 @@ import pytest
 import torch
 from test_host_memory import made
 
-from jitckpt.errors import SaveError
+from jitckpt.errors import NativeError, SaveError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, shard
@@ -143,6 +143,36 @@ def test_the_next_one_begins_once_the_last_is_settled(memory: int, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "current_stream", wait)
     assert snapshots._may_begin(2)
     assert snapshots.is_due(3)
+
+
+@pytest.mark.parametrize(
+    "error", [torch.AcceleratorError("CUDA error: unspecified launch failure"), NativeError("CUDA error 999")]
+)
+def test_a_device_that_fails_does_not_take_what_is_in_memory_with_it(
+    memory: int, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """It is seen by the copies first, if the optimizer step's last kernel has failed."""
+    kept = HostMemory({0: memory})
+    kept.put(made(1, b"state"))
+    snapshots = made_of(memory)
+    told: list[str] = []
+    monkeypatch.setattr(snapshots, "_warn", told.append)
+
+    def refuses(*_: object) -> None:
+        raise error
+
+    monkeypatch.setattr(snapshots._copies, "begin", refuses)
+    unused: Any = SimpleNamespace(all_tensors=dict)
+    snapshots.step_ended(2, {}, unused)
+    begun: Any = SimpleNamespace(number=1)
+    monkeypatch.setattr(snapshots._copies, "are_there", refuses)
+    snapshots._write(begun, {}, {})
+    assert [one.step for one in kept.has()] == [1]
+    assert told == []
+    snapshots.step_ended(3, {}, unused)
+    assert host_memory.word(memory, OFF) == 1, "it refuses each time, but the training goes on"
+    assert len(told) == 1
+    kept.descriptors.clear()
 
 
 def test_what_lies_otherwise_on_the_device_is_in_memory_as_all_else(

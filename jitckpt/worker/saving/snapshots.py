@@ -16,10 +16,11 @@ from math import inf
 import torch
 from torch import Tensor
 
+from jitckpt.bindings import behind_proxy
 from jitckpt.decisions import cut
 from jitckpt.encoding import tensor_file
 from jitckpt.encoding.tree_codec import Encoded, Json
-from jitckpt.errors import JitckptError, SaveError
+from jitckpt.errors import JitckptError, NativeError, SaveError
 from jitckpt.saves.folders import SavedState
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.starts import Starts
@@ -54,6 +55,8 @@ from jitckpt.worker.saving.waiting import LOOK_SECONDS, wait_in_device_calls
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
 PATIENCE_SECONDS = 5.0
 REASON = "memory"
+DEVICE_ERRORS = (torch.AcceleratorError, NativeError)
+MOST_REFUSALS = 3  # of the device, one after the other: it works, or the training would have ended
 
 
 @dataclass(frozen=True)
@@ -107,6 +110,8 @@ class _Room:
     def _mapped(self, place: int, size: int) -> Tensor:
         # Where memory is short this fails here, and not by a signal when it is written to.
         os.posix_fallocate(self.descriptor, place, size)
+        if behind_proxy.is_there():
+            return torch.frombuffer(behind_proxy.shared(self.descriptor, place, size), dtype=torch.uint8)
         memory = mmap.mmap(self.descriptor, size, offset=place)
         tensor = torch.frombuffer(memory, dtype=torch.uint8)
         torch.cuda.check_error(torch.cuda.cudart().cudaHostRegister(tensor.data_ptr(), size, 0))
@@ -153,6 +158,7 @@ class Snapshots(BesideTraining):
         self._cut: Cut | None = None  # of the newest snapshot
         self._taken: tuple[int, StepTaken | None] = (0, None)  # a step, as it began
         self._made_by: StepTaken | None = None  # what made the newest snapshot
+        self._refusals = 0  # of the device
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
@@ -345,10 +351,18 @@ class Snapshots(BesideTraining):
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:
         try:
             super().step_ended(step, parts, shared)
+        except DEVICE_ERRORS as error:
+            self._leave_out(error)
         except (JitckptError, OSError, RuntimeError) as error:
             self._end(str(error).rstrip("."))
         finally:
             self._taken = 0, None
+
+    def _leave_out(self, error: Exception) -> None:
+        """The device has refused a call: it has failed, mostly, and what is in memory is needed soon."""
+        self._refusals += 1
+        if self._refusals == MOST_REFUSALS and not self._off:
+            self._end(str(error).rstrip("."))
 
     def _end(self, reason: str) -> None:
         """Make no snapshots any more, and have none used: this rank's part would be missing."""
@@ -364,6 +378,9 @@ class Snapshots(BesideTraining):
         try:
             if self._are_there(begun):
                 self._put_in(begun, document, tensors)
+                self._refusals = 0
+        except DEVICE_ERRORS as error:
+            self._leave_out(error)
         except Exception as error:  # whatever it is: nobody is to wait for this snapshot
             if not self._off:
                 self._end((str(error) or repr(error)).rstrip("."))
