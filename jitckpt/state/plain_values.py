@@ -461,8 +461,8 @@ class Walk:
             return self._of_tensor(value)
         if isinstance(value, numpy.ndarray | numpy.generic):
             return self._of_numpy(value, place)
-        # One in a container would come back as a plain dict, without what makes its values.
-        if self.depth == 0 or (kind is defaultdict and self._in_container):
+        # A new one in a container would come back as a plain dict, without what makes its values.
+        if self.depth == 0 or (kind is defaultdict and self._in_container and self.is_in_new):
             return self.other(value, place)
         self.depth -= 1
         was_in_container, self._in_container = self._in_container, kind in DICTS or kind in SEQUENCES

@@ -109,8 +109,8 @@ def _parts(value: Any, kept: set[int], depth: int = DEPTH) -> Iterator[object]:
         if not (type(value) is float and any(abs(value - clock()) < CLOCK_SECONDS for clock in CLOCKS)):
             yield value
     elif isinstance(value, nn.Module):
-        tensors = [*value.parameters(), *value.buffers()]
-        own = {str(number): one.detach() for number, one in enumerate(tensors) if _place(one) not in kept}
+        tensors = enumerate(_tensors_of(value))
+        own = {str(number): one.detach() for number, one in tensors if _place(one) not in kept}
         yield from sums(own)
     elif isinstance(value, Tensor):
         if _place(value) not in kept:
@@ -121,6 +121,11 @@ def _parts(value: Any, kept: set[int], depth: int = DEPTH) -> Iterator[object]:
     elif type(value) in (list, tuple, dict) and depth and len(value) <= MOST_PARTS:
         for one in value.items() if isinstance(value, dict) else value:
             yield from _parts(one, kept, depth - 1 if not isinstance(value, dict) else depth)
+
+
+def _tensors_of(module: nn.Module) -> list[Tensor]:
+    # By torch's class: Megatron's DDP has a list in the place of the method `buffers`.
+    return [*nn.Module.parameters(module), *nn.Module.buffers(module)]
 
 
 def _place(tensor: Tensor) -> int:
@@ -135,7 +140,7 @@ def _memory_of(given: Iterable[object]) -> set[int]:
     found: set[int] = set()
     for one in given:
         if isinstance(one, nn.Module):
-            found |= {_place(tensor) for tensor in (*one.parameters(), *one.buffers())}
+            found |= {_place(tensor) for tensor in _tensors_of(one)}
         if isinstance(one, Optimizer):
             values = [value for state in one.state.values() for value in state.values()]
             found |= {_place(value) for value in values if isinstance(value, Tensor)}

@@ -67,6 +67,7 @@ class Net(nn.Module):
         self.meters = {"a": Meter(), "b": Meter()}
         self.slotted = Slotted()
         self.counts: defaultdict[str, int] = defaultdict(int)
+        self.metrics: dict[str, Any] = {"train": defaultdict(list)}  # as trl's Trainers have it
         self.phase = Phase.WARM_UP
         self.hidden = torch.zeros(2)
         self.table = numpy.zeros(3)
@@ -89,6 +90,7 @@ class Net(nn.Module):
         self.meters["b"].add(2 * number)
         self.slotted.seen += 1
         self.counts[f"{number}"] += 1
+        self.metrics["train"]["loss"].append(number / 2)
         self.phase = Phase.TRAIN
         self.hidden += number
         self.table[0] += number
@@ -122,12 +124,12 @@ def test_all_kinds_of_attributes_come_back() -> None:
     for number in range(5):
         model.go(number)
         kept.changed()
-    known = other.losses, other.meter, other.hidden, other.counts, other.table, other.config
+    known = other.losses, other.meter, other.hidden, other.counts, other.table, other.metrics["train"]
     restored.restore(carried(kept))
     assert told(other) == told(model)
     assert restored.problems == []
     # Others may know them.
-    now = other.losses, other.meter, other.hidden, other.counts, other.table, other.config
+    now = other.losses, other.meter, other.hidden, other.counts, other.table, other.metrics["train"]
     assert all(one is before for one, before in zip(now, known, strict=True))
     assert other.shared is other.config
     assert isinstance(other.counts, defaultdict)
