@@ -48,6 +48,7 @@ from jitckpt.wire.moves import (
 ANSWER_SECONDS = 120.0  # in which the other host makes the processes again
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
+PIECE_SECONDS = 60.0  # in which the other host takes a piece of an image; of all there may be any number
 LEADER = 0
 
 
@@ -146,7 +147,7 @@ class Departure:
         )
         begun = time.monotonic()
         sent = self._hosts.start(self._send(move, dumped))
-        standby, reader, writer, size, restored = sent.result(ANSWER_SECONDS)
+        standby, reader, writer, size, restored = sent.result()
         transfer = time.monotonic() - begun - restored.seconds
         own = self._hosts.all[self._hosts.index]
         self._handed_over = True  # from here on the others expect that one, and no other
@@ -205,11 +206,12 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await send_file(writer, one.rank, name, file, packer)
+                    size += await send_file(writer, one.rank, name, file, packer, patience=PIECE_SECONDS)
             finally:
                 for file in files.values():
                     os.close(file)
-            size += await send_file(writer, one.rank, "", self._mover.worker(one.rank).ring_fd, packer)
+            ring = self._mover.worker(one.rank).ring_fd
+            size += await send_file(writer, one.rank, "", ring, packer, patience=PIECE_SECONDS)
         writer.write(visiting.encode(Whole()))
         await writer.drain()
         if packer.saved:
