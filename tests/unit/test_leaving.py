@@ -14,6 +14,7 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt.agent import standby
+from jitckpt.agent.migration import leaving as leaving_module
 from jitckpt.agent.migration.leaving import Departure, _Dumped
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
@@ -172,6 +173,28 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankF
     assert os.pread(come.ring, 11, 5000) == b"local state"
     for file in (*there.values(), ring):
         os.close(file)
+
+
+def test_a_host_that_takes_nothing_any_more_is_left(
+    dumped: _Dumped, come: RankFromImages, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else this one would wait for it until it is taken away."""
+    monkeypatch.setattr(leaving_module, "TAKING_SECONDS", 0.5)
+    pages = os.open("pages-1.img", os.O_WRONLY, dir_fd=dumped.folder)
+    os.write(pages, os.urandom(16 << 20))
+    os.close(pages)
+
+    async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await visiting.hear(reader, Move)
+        await reader.read(1)
+        await asyncio.sleep(30)
+
+    async def say(standby: Standby) -> None:
+        async with asyncio.timeout(20):
+            await leaving(come.ring)._send_to_one(MOVE, [dumped], [standby])
+
+    with pytest.raises(LinkError, match=r"The other side takes nothing any more, for 0.5 s\."):
+        asyncio.run(to(called, say))
 
 
 @pytest.mark.parametrize(
