@@ -289,6 +289,11 @@ class HostState:
                 found.setdefault(name if name.startswith("model.") else f"{optimizer.name}.{name}", one)
         return found
 
+    def optimized(self) -> dict[str, Tensor]:
+        """Return the parameters that the optimizers have, by name."""
+        every = [one.named_parameters() for one in self.optimizers]
+        return {name: parameter for named in every for name, parameter in named.items()}
+
     def restore_gradients(self, saved: Mapping[str, int]) -> None:
         """Let those have gradients, of zeros, that had some as the save's minibatch ended."""
         self._restored_gradients = saved

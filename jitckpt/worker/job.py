@@ -54,7 +54,7 @@ from jitckpt.worker.carried_names import read_behind
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
 from jitckpt.worker.frames import frames_that_ask
-from jitckpt.worker.protection import Protection, max_ahead
+from jitckpt.worker.protection import Protection
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
 from jitckpt.worker.saving.history import History
@@ -62,6 +62,7 @@ from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
 from jitckpt.worker.script_generators import generators_from
 from jitckpt.worker.script_variables import ScriptVariables
+from jitckpt.worker.steps_ahead import max_ahead
 from jitckpt.worker.unprotected import Unprotected
 from jitckpt.worker.variable_keeper import VariableKeeper
 

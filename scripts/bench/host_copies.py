@@ -42,17 +42,18 @@ def train(rounds: int, steps: int) -> None:
     training = GptTraining((rounds + 1) * len(WAYS) * steps)
     model, optimizer = training.model, training.optimizer
     job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
-    protection = job._protection
-    assert isinstance(protection, Protection)
-    copies, barrier = protection._copies, protection._barrier
+    assert isinstance(job._protection, Protection)
+    own, around = job._protection._own, job._protection._steps
+    copies, barrier = own._copies, around._barrier
     assert copies is not None
     assert barrier is not None
     chance, step, found = random.Random(0), 0, []
     for _ in range(rounds + 1):
         took = {}
         for way in chance.sample(WAYS, len(WAYS)):
-            protection._copies = copies if way in (AS_EVER, EARLY) else None
-            protection._barrier = barrier if way in (AS_EVER, UNCONFIRMED) else None
+            own._copies = copies if way in (AS_EVER, EARLY) else None
+            around._barrier = barrier if way in (AS_EVER, UNCONFIRMED) else None
+            own._has_barrier = around._barrier is not None
             torch.cuda.synchronize()
             torch.distributed.barrier()
             begun, processor = time.perf_counter(), time.process_time()
@@ -64,7 +65,7 @@ def train(rounds: int, steps: int) -> None:
             torch.cuda.synchronize()
             took[way] = [(time.perf_counter() - begun) / steps, (time.process_time() - processor) / steps]
         found.append(took)
-    protection._copies, protection._barrier = copies, barrier
+    own._copies, around._barrier, own._has_barrier = copies, barrier, barrier is not None
     if rank == 0:
         print(RESULT + json.dumps(found[1:]), flush=True)  # the first round warms up
     torch.distributed.destroy_process_group()

@@ -119,14 +119,14 @@ def parts(training: Training, repeats: int) -> dict[str, dict[str, float]]:
 
     def markers() -> None:
         number = protection._native.progress().host_ended + 1
-        protection._native.step_begin(number, protection._stream())
-        protection._native.step_end(number, protection._stream())
+        protection._native.step_begin(number, protection._steps._stream())
+        protection._native.step_end(number, protection._steps._stream())
 
     local = host.local()
     calls: dict[str, Callable[[], object]] = {
         "random numbers": host.random.capture,
         "all that this rank alone knows": host.local,
-        "... written to the ring, buffers copied": lambda: protection._recorder.write(
+        "... written to the ring, buffers copied": lambda: protection._own._recorder.write(
             hooks.step, True, local
         ),
         "the optimizer's numbers on the host": host.shared,

@@ -4,7 +4,7 @@
     watching.py [--parameters 100 10000] [--steps 200]
 
 Of a model of so many parameters with Adam's state: the median processor time of the looks of one step, on
-the host, with caches that are emptied before, as by a step. The looks are those of worker/protection.py:
+the host, with caches that are emptied before, as by a step. The looks are those of worker/around_steps.py:
 whether parameters came or went, what was written since, where they lie and which are frozen. And the same
 where torch is another one than jitckpt was built with, so that each tensor is asked by itself; in turn.
 """

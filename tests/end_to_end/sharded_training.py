@@ -329,8 +329,9 @@ def wait_for_memory(job: jitckpt.Job, start: int, step: int) -> None:
     if step == start:
         return
     assert isinstance(job._protection, Protection)
-    assert job._protection.snapshots is not None
-    memory = job._protection.snapshots._memory
+    snapshots = job._protection._savers.snapshots
+    assert snapshots is not None
+    memory = snapshots._memory
     until = time.monotonic() + PATIENCE
     while host_memory.word(memory, host_memory.SAFE) < step:
         assert time.monotonic() < until, f"The snapshot of step {step} is not safe."

@@ -33,8 +33,9 @@ PYTHON = {
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system bindings wire",
     "frameworks": "worker worker/self_check bindings state data encoding console system wire errors",
-    "worker": "worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
+    "worker": "worker/lookouts worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
+    "worker/lookouts": "hooks state data encoding",
     "worker/in_place": "worker/ends hooks decisions/transparent bindings faults device state system wire "
     "errors _seen",
     "worker/self_check": "worker/saving hooks state encoding wire",

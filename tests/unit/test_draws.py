@@ -9,7 +9,7 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from jitckpt.data import data_pass
-from jitckpt.worker.draws import ONE_AHEAD, Draws
+from jitckpt.worker.lookouts.draws import ONE_AHEAD, Draws
 
 
 class Watched:

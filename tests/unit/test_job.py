@@ -3,12 +3,10 @@
 import copy
 import os
 import random
-import signal
 import time
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,10 +22,9 @@ from jitckpt.errors import CheckpointError, JitckptError, TreeError
 from jitckpt.saves import folders, layout
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity
-from jitckpt.state.host_state import HostState
 from jitckpt.state.parallel import local
 from jitckpt.worker import job as job_module
-from jitckpt.worker import protection
+from jitckpt.worker.steps_ahead import max_ahead
 
 
 @pytest.fixture(autouse=True)
@@ -571,13 +568,13 @@ def test_a_buffer_that_is_made_of_other_tensors_needs_a_save_function() -> None:
 
 def test_the_host_may_be_further_ahead_where_the_ring_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     limit = 64 << 20
-    assert protection.max_ahead(0, limit) == 32
-    assert protection.max_ahead(20_000, limit) == 32
-    assert protection.max_ahead(200_000, limit) == 8
-    assert protection.max_ahead(20_000, 4 << 20) == 8
-    assert protection.max_ahead(1 << 30, limit) == 8  # what does not fit is said as it is written
+    assert max_ahead(0, limit) == 32
+    assert max_ahead(20_000, limit) == 32
+    assert max_ahead(200_000, limit) == 8
+    assert max_ahead(20_000, 4 << 20) == 8
+    assert max_ahead(1 << 30, limit) == 8  # what does not fit is said as it is written
     monkeypatch.setenv("JITCKPT_FAULTS", "rank=0 step=3 phase=forward kind=kill")
-    assert protection.max_ahead(0, limit) == 8
+    assert max_ahead(0, limit) == 8
 
 
 def test_a_second_init_is_refused() -> None:
@@ -586,102 +583,3 @@ def test_a_second_init_is_refused() -> None:
         init(**objects())
     job.close()
     init(**objects())
-
-
-class Guarded:
-    """What the guard of a job's hooks needs."""
-
-    off: str | None = None
-    _interrupted: str | None = None
-    _astride = 0
-
-    def _switch_off(self, reason: str) -> None:
-        self.off = reason
-
-
-def test_without_protection_the_steps_that_a_failure_costs_are_told_on() -> None:
-    job, begun = Guarded(), list[int]()
-    job._forward_ended = lambda step: job._switch_off("a hook has failed")  # type: ignore[attr-defined]
-    job._ring = SimpleNamespace(note_begun=begun.append)  # type: ignore[attr-defined]
-    for step in (1, 2, 3):
-        protection.Protection.forward_ended(job, step)  # type: ignore[arg-type]
-    protection.Protection.unequal_turns(job, 4)  # type: ignore[arg-type]
-    protection.Protection.forward_ended(job, 4)  # type: ignore[arg-type]
-    assert begun == [2, 3, 5]
-
-
-def test_what_a_signal_s_handler_raises_in_a_hook_is_the_training_s() -> None:
-    def handler(signum: int, frame: object) -> None:
-        raise RuntimeError("a loader's worker was killed")
-
-    made = []
-
-    def hook(job: Any) -> None:
-        made.append(1)
-        if len(made) == 1:
-            signal.raise_signal(signal.SIGUSR1)
-
-    guarded, job = protection._harmless(hook), Guarded()
-    before = signal.signal(signal.SIGUSR1, handler)
-    try:
-        with pytest.raises(RuntimeError, match="a loader's worker was killed"):
-            guarded(job)  # type: ignore[arg-type]
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    assert job.off is None
-    guarded(job)  # type: ignore[arg-type]
-    assert "a loader's worker was killed" in (job.off or "")
-    assert len(made) == 1  # it was left in the middle, so what it would take now is no state of the training
-
-
-def test_what_fails_in_a_hook_is_not_raised() -> None:
-    def hook(job: Any) -> None:
-        raise ValueError("in jitckpt")
-
-    job = Guarded()
-    protection._harmless(hook)(job)  # type: ignore[arg-type]
-    assert job.off == "in jitckpt"
-
-
-def test_an_optimizer_that_begins_when_nobody_looks_for_such_any_more_is_named_once() -> None:
-    said: list[str] = []
-    named: list[object] = []
-    one: Any = protection.Protection.__new__(protection.Protection)
-    one._host = HostState(model=None, optimizers=[], schedulers=[], scaler=None, extra=None, device=None)
-    one._reporter = SimpleNamespace(warn_once=said.append)
-    late = torch.optim.SGD(nn.Linear(2, 3).parameters(), lr=0.1)
-    one._checker = SimpleNamespace()
-    assert not one.stepped_elsewhere(late), "the self-check still looks at who trains along"
-    one._checker, one._last_check = None, SimpleNamespace(has_named=lambda other: other in named)
-    assert one.stepped_elsewhere(late)
-    assert len(said) == 1
-    assert "(SGD with 2 parameters) makes steps" in said[0]
-    named.append(late)
-    assert one.stepped_elsewhere(late)
-    named.clear()
-    one._host.extra = SimpleNamespace(state_dict=lambda: late.param_groups[0]["params"])
-    assert one.stepped_elsewhere(late)
-    assert len(said) == 1, "it was named before, or `extra` has it"
-
-
-def test_extra_that_changes_between_minibatches_does_not_change_in_one() -> None:
-    """Each of several optimizers tells, as its step ends, what the rank knows by then: a minibatch's last."""
-    said: list[str] = []
-    extra = [0]
-    one: Any = protection.Protection.__new__(protection.Protection)
-    one.off, one._copies, one._barrier, one._base, one._told_before = None, None, None, 0, 0
-    one._looks_at_extra = True
-    one._draws = SimpleNamespace(is_looking=False)
-    one._recorder = SimpleNamespace(write_again=lambda step, final: True, is_taken=lambda parts: True)
-    one._host = SimpleNamespace(extra_now=lambda: (*extra,), local=dict, extra_is_on_device=False)
-    one._reporter = SimpleNamespace(warn_once=said.append)
-    for step in range(1, protection.EXTRA_LOOKED_AT + 2):
-        extra[0] += 1
-        one.forward_ended(step)
-        one._write_extra_again(step)
-        one.forward_ended(step)
-    assert said == []
-    one.forward_ended(1)
-    extra[0] += 1
-    one._write_extra_again(1)
-    assert said == [protection.EXTRA_CHANGES_EARLY]

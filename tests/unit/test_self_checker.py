@@ -15,7 +15,7 @@ from jitckpt.state.host_state import HostState
 from jitckpt.wire import protocol
 from jitckpt.wire.environment import SELF_CHECK
 from jitckpt.worker import arguments
-from jitckpt.worker.protection import Protection
+from jitckpt.worker.around_steps import AroundSteps
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.self_check import checker
 from jitckpt.worker.self_check.comparison import (
@@ -23,7 +23,9 @@ from jitckpt.worker.self_check.comparison import (
     NO_SELF_CHECK,
     SAMPLED_SELF_CHECK,
 )
+from jitckpt.worker.self_check.first_steps import FirstSteps
 from jitckpt.worker.self_check.not_given import NotGiven
+from jitckpt.worker.switch import Switch
 
 TENSORS = {
     "weight": torch.randn(8, 4).t(),
@@ -190,22 +192,42 @@ def test_the_scripts_objects_are_looked_at_by_its_own_thread(
     assert warned == []
 
 
+def around_steps(check: Mock) -> Any:
+    """Return what is done around the steps, of which all but the check are mocks that have nothing to do."""
+    one: Any = AroundSteps.__new__(AroundSteps)
+    one.switch, one._check = (
+        Switch(lambda: 0, lambda step: None, lambda text: None),
+        FirstSteps(check, Mock()),
+    )
+    for name in ("host", "history", "loop", "goes_on", "outside", "own", "savers", "read", "lookouts"):
+        setattr(one, f"_{name}", Mock())
+    one._variables = None
+    one._savers.pending.return_value = []
+    return one
+
+
 def test_what_is_being_checked_is_looked_at_once_more_as_the_minibatch_ends() -> None:
     """Else replicas would copy it before and behind a change that belongs to the minibatch, and differ."""
-    protection = Mock(off=None, _interrupted=None)
     for is_pending in (True, False):
-        protection._checker.is_pending.return_value = is_pending
-        Protection._settle_at_boundary(protection, 2)
-        assert protection._outside.minibatch_begun.call_args.kwargs["look"] == is_pending
+        check = Mock(is_done=False)
+        check.is_pending.return_value = is_pending
+        steps = around_steps(check)
+        steps._settle_at_boundary(2)
+        assert steps._outside.minibatch_begun.call_args.kwargs["look"] == is_pending
+        assert steps.switch.off is None
 
 
 @pytest.mark.parametrize("is_pending", [True, False])
 def test_it_is_looked_at_as_the_next_forward_pass_begins(is_pending: bool) -> None:
     """In a loop over range(), where what changes outside of the step is seen in the step, as a rule."""
-    protection = Mock(off=None, _interrupted=None, _schedules_restored=None, _variables=None, _beside=())
-    protection._checker.is_pending.return_value = is_pending
-    protection._outside.minibatch_begun.return_value = False
-    protection._outside.has_changed = True
-    protection._outside.tells_apart = False
-    Protection._settle_at_forward(protection, 3)
-    protection._settle_check.assert_called_once_with(2, is_pending)
+    check = Mock(is_done=False)
+    check.is_pending.return_value = is_pending
+    steps = around_steps(check)
+    steps._outside.minibatch_begun.return_value = False
+    steps._outside.has_changed = True
+    steps._outside.tells_apart = False
+    steps._settle_at_forward(3)
+    assert steps.switch.off is None
+    assert check.settled.call_args.args[0] == 2
+    assert (check.settled.call_args.args[1] is not None) == is_pending
+    assert check.step_begins.called == is_pending

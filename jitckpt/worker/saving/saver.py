@@ -106,6 +106,7 @@ class Saver:
         report: Callable[[protocol.WorkerMessage], None],
         keep: int,
         why_not: Callable[[int], str | None] = lambda step: None,
+        found: Callable[[], Found | None] = lambda: None,
         memory: int | None = None,
         whole: int | None = None,
         nothing_before: Callable[[], bool] = lambda: False,
@@ -114,6 +115,7 @@ class Saver:
     ) -> None:
         """why_not: tells why a save function can't be called for the state after a step, if so.
 
+        found: what a save function may read beside what the job was given.
         as_it_stands: tells of the script's variables in the middle of an iteration, by the innermost frame.
         nothing_before: whether no step of the job was ever saved whole.
         memory: the memory tier's of this rank. whole: as for own_shard.read, until a minibatch is done.
@@ -121,7 +123,7 @@ class Saver:
         self._memory, self._whole = memory, whole
         self._why_not, self._nothing_before = why_not, nothing_before
         self._as_it_stands, self._warn = as_it_stands, warn
-        self.found: Found | None = None  # what a save function may read beside what the job was given
+        self._found = found
         self._root, self._identity, self._native, self._host = root, identity, native, host
         self._history, self._ring, self._save_function = history, ring, save_function
         self._report, self._keep = report, keep
@@ -220,7 +222,8 @@ class Saver:
 
     def _may_come(self, step: int) -> bool:
         of_script = self._history.goes_on(step) or self._history.may_come(step)
-        return of_script or (self.found is not None and self.found.may_come(step))
+        found = self._found()
+        return of_script or (found is not None and found.may_come(step))
 
     def _write(self, step: int, order: protocol.Save, runs: bool) -> tuple[Path, int] | None:
         """Write the state after `step`; None if the job has gone on meanwhile, then nothing is left of it.
@@ -280,8 +283,8 @@ class Saver:
         document, tensors = document_of(
             self._host, self._history, snapshot, step=step, reason=order.reason, local=of_rank
         )
-        if self.found is not None:
-            document["unsettled"] = document["unsettled"] or self.found.may_lack(step)
+        if (found := self._found()) is not None:
+            document["unsettled"] = document["unsettled"] or found.may_lack(step)
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         identity = as_it_is(self._identity, self._host)
@@ -347,8 +350,8 @@ class Saver:
         if reason is None:
             with ExitStack() as stack:
                 stack.enter_context(presented.presented(self._host, snapshot, document, on_host))
-                if self.found is not None:
-                    stack.enter_context(self.found.presented(step, self._optimizers_given))
+                if (found := self._found()) is not None:
+                    stack.enter_context(found.presented(step, self._optimizers_given))
                 yield
             return
         if progress.host_begun != step:

@@ -1,0 +1,31 @@
+"""What may change outside of optimizer steps: the same mappings while the tensors are the same."""
+
+from collections.abc import Mapping
+from types import MappingProxyType
+
+from torch import Tensor
+
+from jitckpt.state.host_state import HostState, Shared
+
+
+class Watched:
+    """Asked as each step ends."""
+
+    _rates: Mapping[str, Tensor] = MappingProxyType({})  # hyperparameters that are tensors on the device
+
+    def __init__(self, host: HostState) -> None:
+        self._host = host
+
+    def parameters(self) -> Mapping[str, Tensor]:
+        """Return the model's part of it, which is there before the first step."""
+        return {} if self._host.model is None else self._host.model.memory
+
+    def after(self, shared: Shared) -> list[Mapping[str, Tensor]]:
+        """Return all of it, of which `shared` was taken."""
+        watched: list[Mapping[str, Tensor]] = [part.device for part in shared.optimizers]
+        if self._host.model is not None:
+            watched.insert(0, self._host.model.memory)
+        rates = shared.rates()
+        if [*map(id, rates.values())] != [*map(id, self._rates.values())]:
+            self._rates = rates
+        return [*watched, self._rates] if rates else watched
