@@ -70,8 +70,9 @@ def test_a_training_in_a_container_comes_back_bit_for_bit(
     container: list[str], launcher: Launcher, undisturbed: list[str]
 ) -> None:
     directory = launcher.directory / "checkpoints"
-    fault = ["--fault", "rank=1 step=3 phase=backward kind=kill", "--checkpoint-dir", str(directory)]
-    result = launcher.run(*container, *RUN, *fault, launcher.script(LOOK), *TRAINING)
+    fault = ["--fault", "rank=1 step=3 phase=backward kind=kill"]
+    saves = ["--checkpoint-dir", str(directory)]
+    result = launcher.run(*container, *RUN, *fault, launcher.script(LOOK), *TRAINING, *saves)
     assert result.status == 0, result.err
     assert digests(result.out) == undisturbed
     assert "seen 54321 unknown None True" in result.err
@@ -84,9 +85,8 @@ def test_a_training_in_a_container_comes_back_bit_for_bit(
 def test_a_container_that_is_stopped_saves(container: list[str], launcher: Launcher) -> None:
     """SIGTERM to process 1, which has no handler of the system's: Kubernetes' preemption."""
     directory = launcher.directory / "checkpoints"
-    started = launcher.start(
-        *container, *RUN, "--checkpoint-dir", str(directory), *TRAINING, "--steps", "100000"
-    )
+    saves = ["--checkpoint-dir", str(directory)]
+    started = launcher.start(*container, *RUN, *TRAINING, *saves, "--steps", "100000")
 
     def trains() -> bool:
         return (directory / "events.jsonl").exists() and "first_step" in {
