@@ -29,6 +29,7 @@ class Settings:
     exclude_suspect: bool
     exchange_broken: bool  # in transparent mode: devices that no new server cures, for others of this host
     move_broken: bool  # the worker of such a rank is made anew, too
+    move_wait: float  # how long its ranks are held until a host stands by
     suspendable: bool  # in transparent mode, on one host: `jitckpt suspend`
     snapshot_every: float | None  # the same: to go back to if a worker dies; inf: only to be suspended
     snapshot_copies: int  # of each host's part of one, on other hosts

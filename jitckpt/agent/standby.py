@@ -173,6 +173,10 @@ class _Waiting:
             await link.admit(reader, writer, self._secret)
             is_admitted = True
             move, _ = await visiting.hear(reader, Move)
+            if abs(time.monotonic() - move.clock) > SAME_CLOCK:
+                raise LinkError(
+                    "The two hosts have not been started at the same time, so their clocks differ."
+                )
             if self._takes.locked() or self._taken.done():
                 raise LinkError("Another host's ranks are just coming here.")
             async with self._takes:
@@ -197,7 +201,7 @@ class _Waiting:
             begun = time.monotonic()
             try:
                 barrier, relay = self._made_again(move, ranks, undo)
-            except (CriuError, HostsError) as error:
+            except CriuError as error:
                 raise LinkError(str(error)) from error
             restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun)
             writer.write(visiting.encode(restored))
@@ -213,9 +217,7 @@ class _Waiting:
     def _made_again(
         self, move: Move, ranks: Sequence[RankFromImages], undo: contextlib.ExitStack
     ) -> tuple[StepBarrier, StoreRelay]:
-        """Make the processes again. Raises CriuError, OSError or HostsError; `undo` ends what there is."""
-        if abs(time.monotonic() - move.clock) > SAME_CLOCK:
-            raise HostsError("The two hosts have not been started at the same time, so their clocks differ.")
+        """Make the processes again. Raises CriuError or OSError; `undo` ends what there is."""
         barrier = StepBarrier(len(ranks), len(move.hosts))
         undo.callback(barrier.close)
         relay = StoreRelay(*move.facts.workers_store, move.relay)

@@ -312,7 +312,7 @@ class WorkerProcesses(PContext):
             sessions,
             self._log,
             say=say,
-            deadline=deadline,
+            deadline=deadline + self._settings.move_wait,  # in which a rank says that it is at rest, too
             hosts=self._hosts,
             messenger=self._messenger,
             transfers=transfers,
@@ -399,6 +399,8 @@ class WorkerProcesses(PContext):
             barrier=self._barrier,
             messenger=self._messenger,
             secret=secret,
+            wait=self._settings.move_wait,
+            is_interrupted=lambda: bool(self.supervisor.interrupts),
         )
 
         def can_leave() -> bool:

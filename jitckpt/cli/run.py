@@ -287,6 +287,7 @@ def _settings(
         exclude_suspect=args.exclude_suspect,
         exchange_broken=args.broken_device != "restart",
         move_broken=args.broken_device == "move",
+        move_wait=args.move_wait or 0.0,
         suspendable=args.suspendable,
         snapshot_every=None if args.snapshot_every is None else 60 * args.snapshot_every,
         snapshot_copies=args.snapshot_copies,

@@ -101,6 +101,8 @@ def check_modes(args: argparse.Namespace) -> None:
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
         )
+    if args.move_wait is not None and (args.broken_device != "move" or not has_several_hosts(args)):
+        raise ValueError("--move-wait goes with --broken-device move, on several hosts")
     _check_held(args)
     if args.standby:
         _check_standby(args)

@@ -418,6 +418,13 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         "the same, in a process that CRIU makes anew of its own (default restart)",
     )
     options.add_argument(
+        "--move-wait",
+        type=seconds,
+        metavar="SECONDS",
+        help="with --broken-device move, on several hosts: all ranks are held so long until a host stands "
+        "by, if none does (default: not at all)",
+    )
+    options.add_argument(
         "--suspendable",
         action="store_true",
         help="in transparent mode: `jitckpt suspend` can have the job give its devices and memory back, and "

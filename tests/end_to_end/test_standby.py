@@ -21,6 +21,10 @@ OPTIONS = ["--device", "softgpu", "--warm-spares", "0"]
 WAITS = "    while not os.path.exists('go'): time.sleep(0.01)\n"
 LAST = "    group = dist.new_group"
 TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))").replace(LAST, WAITS + LAST)
+# Whoever has made a step says so: all in one file.
+STEP = "        total += loss.item()\n"
+TOLD = "        with open('steps', 'a') as file: print(f'{rank}:{total!r}', file=file)\n"
+TRAINING = TRAINING.replace(STEP, STEP + TOLD)
 # A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
 ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 
@@ -37,12 +41,22 @@ def finals(text: str) -> list[str]:
     return sorted(re.findall(r"^rank \d: .*$", text, re.MULTILINE))
 
 
-def job(launcher: Launcher, hosts: Namespaces, faults: Sequence[str], standbys: int) -> list[Started]:
-    """Start two hosts of two ranks, and hosts that stand by."""
-    program = criu_of_this_machine().program
+def job(
+    launcher: Launcher,
+    hosts: Namespaces,
+    faults: Sequence[str],
+    standbys: int,
+    *words: str,
+    program: str = "",
+) -> list[Started]:
+    """Start two hosts of two ranks, and hosts that stand by, with these options.
+
+    program: their CRIU, if it is another.
+    """
+    program = program or str(criu_of_this_machine().program)
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
     command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS]
-    command += ["--broken-device", "move"]
+    command += ["--broken-device", "move", *words]
     for fault in faults:
         command += ["--fault", f"{fault} phase=backward kind=device-lost-hard"]
     (secret := launcher.directory / "secret").write_bytes(b"0123456789abcdef")

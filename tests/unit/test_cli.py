@@ -52,6 +52,14 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "--standby: a job on one host has no other (--nnodes)",
         ),
         (
+            ["run", *MOVES, "--move-wait", "9", "x.py"],
+            "--move-wait goes with --broken-device move, on several",
+        ),
+        (
+            ["run", *MEET, "--move-wait", "9", "x.py"],
+            "--move-wait goes with --broken-device move, on several",
+        ),
+        (
             ["run", *MOVES, *MEET, "--standby", "x.py"],
             "it needs --secret-file FILE, the same on all hosts",
         ),

@@ -179,11 +179,11 @@ class Leaving:
         await self.restore(reader, writer)
         writer.write(visiting.encode(Taken()))
 
-    def leave(self) -> bool:
+    def departure(self, wait: float = 0.0) -> Departure:
         mover: Any = self.mover
         hosts: Any = self.hosts
         log: Any = SimpleNamespace(write=lambda *_, **__: None)
-        departure = Departure(
+        return Departure(
             mover,
             hosts,
             log,
@@ -193,8 +193,12 @@ class Leaving:
             barrier=None,
             messenger=None,
             secret=SECRET,
+            wait=wait,
+            is_interrupted=lambda: False,
         )
-        return departure.leave(ORDERS)
+
+    def leave(self) -> bool:
+        return self.departure().leave(ORDERS)
 
     @property
     def whereabouts(self) -> tuple[list[int], list[int], list[int]]:
@@ -289,3 +293,31 @@ def test_once_the_others_expect_them_elsewhere_they_are_not_made_again_here(
     assert job.whereabouts == ([], ALL, [4711])
     assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
     assert "were not moved" in job.said[-1]
+
+
+def test_the_ranks_are_held_until_a_host_stands_by_once_and_so_long(
+    job: Leaving, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not job.departure().is_possible()
+    assert job.said == []
+    waits = job.departure(wait=600.0)
+    slept: list[float] = []
+
+    def comes(seconds: float) -> None:
+        slept.append(seconds)
+        if len(slept) == 3:
+            job.standbys.append(Standby("127.0.0.1", 1))
+
+    monkeypatch.setattr(time, "sleep", comes)
+    assert waits.is_possible()
+    assert len(slept) == 3
+    assert job.said == ["no host stands by: all ranks are held until one does, for 600 s."]
+    job.standbys.clear()
+    monkeypatch.setattr(time, "sleep", slept.append)
+    short = job.departure(wait=0.001)
+    assert not short.is_possible()  # the clock goes on, if little is slept
+    slept.clear()
+    assert not short.is_possible()
+    assert slept == [], "it has waited twice"
+    monkeypatch.setattr(MadeUpHosts, "index", leaving.LEADER)
+    assert not waits.is_possible()

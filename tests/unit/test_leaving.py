@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import math
 import os
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -55,10 +56,17 @@ RANK = DumpedRank(
     conversations={},
     askers=(("control", 7, ((8, "it was killed"),)),),
 )
+CLOCKS_DIFFER = standby.SAME_CLOCK
 HOSTS = [Host("127.0.0.1", 1, (0,), 0), Host("127.0.0.1", 2, (1,), 0)]
 MOVE = Move(FACTS, 1, HOSTS, SECRET.hex(), "relay", time.monotonic(), [RANK])
 COME = Come(5, 2, left=True)
 HAND_OVER = HandOver("00", Steps(COME, Come(), Come(), [(3, COME)]), [], 1, 2.0, 3.0, 4.0)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It may be long ago that MOVE was made."""
+    monkeypatch.setattr(standby, "SAME_CLOCK", math.inf)
 
 
 def departure(standbys: list[Standby]) -> Departure:
@@ -73,6 +81,8 @@ def departure(standbys: list[Standby]) -> Departure:
         barrier=None,
         messenger=None,
         secret=SECRET,
+        wait=0.0,
+        is_interrupted=lambda: False,
     )
 
 
@@ -150,7 +160,8 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankF
     os.pwrite(ring, b"local state", 5000)
 
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        assert (await visiting.hear(reader, Move))[0] == MOVE
+        move, _ = await visiting.hear(reader, Move)
+        assert replace(move, clock=MOVE.clock) == MOVE
         await _receive_files(reader, {1: come}, 60)
         writer.write(visiting.encode(RanksRestored(4711, 0.5)))
         assert (await visiting.hear(reader, HandOver))[0] == HAND_OVER
@@ -344,3 +355,47 @@ def test_ranks_that_nobody_hands_over_are_ended_again(monkeypatch: pytest.Monkey
 
     assert "does not answer within 0.2 s" in asyncio.run(answered())
     assert ended == [MOVE.index]
+
+
+def test_ranks_of_a_host_that_was_started_at_another_time_are_refused() -> None:
+    """Their clocks would jump: they have those of the host's start."""
+
+    async def answered() -> str:
+        waiting = standing_by()
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        async with server:
+            place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+            _, reader, writer = await departure([])._connected([place])
+            writer.write(visiting.encode(replace(MOVE, clock=time.monotonic() - CLOCKS_DIFFER - 1)))
+            refused, _ = await visiting.hear(reader, Refused)
+            writer.close()
+        return refused.why
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(standby, "SAME_CLOCK", CLOCKS_DIFFER)
+        assert asyncio.run(answered()).endswith("so their clocks differ.")
+
+
+def test_images_that_take_their_time_are_no_sign_of_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(standby, "SAME_CLOCK", 2.0)
+    monkeypatch.setattr(RankFromImages, "restore", lambda *_: None)
+    monkeypatch.setattr(RankFromImages, "end", lambda _: None)
+
+    async def restored() -> RanksRestored:
+        waiting = standing_by()
+        waiting._links = listen("127.0.0.1")
+        some: Any = SimpleNamespace(criu="some", mark="mark")
+        waiting._settings = waiting._children = some
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        async with server:
+            place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+            _, reader, writer = await departure([])._connected([place])
+            writer.write(visiting.encode(replace(MOVE, clock=time.monotonic())))
+            await asyncio.sleep(2.5)
+            writer.write(visiting.encode(Whole()))
+            found, _ = await visiting.answer(reader, "It", 60, RanksRestored)
+            writer.close()
+        waiting._links.close()
+        return found
+
+    assert asyncio.run(restored()).port

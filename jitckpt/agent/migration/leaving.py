@@ -49,6 +49,7 @@ ANSWER_SECONDS = 120.0  # in which the other host makes a rank's processes again
 TAKING_SECONDS = 60.0  # in which it takes a piece of an image
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
+LOOK_SECONDS = 0.5  # between two looks who stands by
 TRIES = 2  # hosts that stand by, of which each has got the images
 LEADER = 0
 
@@ -90,16 +91,33 @@ class Departure:
         barrier: StepBarrier | None,
         messenger: Messenger | None,
         secret: bytes,
+        wait: float,
+        is_interrupted: Callable[[], bool],
     ) -> None:
-        """standbys: who stands by now. secret: that the user gave to all hosts."""
+        """standbys: who stands by now. secret: that the user gave to all hosts.
+
+        wait: seconds in which somebody may come to stand by. is_interrupted: whether the job was told to end.
+        """
         self._mover, self._hosts, self._log, self._say = mover, hosts, log, say
         self._standbys, self._facts, self._secret = standbys, facts, secret
         self._barrier, self._messenger = barrier, messenger
+        self._wait, self._is_interrupted = wait, is_interrupted
+        self._until: float | None = None  # somebody may come
         self._handed_over = False
 
     def is_possible(self) -> bool:
-        """Return whether there is a host to go to."""
-        return self._hosts.index != LEADER and bool(self._standbys())
+        """Return whether there is a host to go to. If there is none it waits for one, but once only."""
+        if self._hosts.index == LEADER:
+            return False
+        now = time.monotonic()
+        if self._until is None:
+            self._until = now + self._wait
+            if self._wait and not self._standbys():
+                self._say(f"no host stands by: all ranks are held until one does, for {self._wait:g} s.")
+        while not (there := bool(self._standbys())) and now < self._until and not self._is_interrupted():
+            time.sleep(LOOK_SECONDS)
+            now = time.monotonic()
+        return there
 
     def leave(self, orders: Mapping[int, bytes]) -> bool:
         """Have all ranks go on on a host that stands by, with these orders; return whether they do."""
@@ -238,7 +256,7 @@ class Departure:
         dumped: Sequence[_Dumped],
         standby: Standby,
     ) -> tuple[int, RanksRestored]:
-        writer.write(visiting.encode(move))
+        writer.write(visiting.encode(replace(move, clock=time.monotonic())))
         packer = Packer(standby.unpacks and packing.can_pack())
         size = 0
         for one in dumped:

@@ -1,0 +1,65 @@
+"""Ranks of a host leave it for one that stands by, and the move itself fails."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from criu_here import criu_of_this_machine
+from launcher import Launcher
+from namespaces import Namespaces, namespaces
+from test_standby import finals, job, undisturbed
+
+from jitckpt.events import read_events
+
+__all__ = ["undisturbed"]
+
+OLD, STANDBY = 1, 2
+FAULT = "rank=3 step=8"
+NO_RESTART = ("--max-restarts", "0")
+
+
+@pytest.fixture
+def hosts() -> Iterator[Namespaces]:
+    with namespaces(4) as found:
+        yield found
+
+
+def acting(launcher: Launcher, what: str, act: str) -> str:
+    """Return a CRIU that acts once where it is asked for that by a host that makes or sends ranks."""
+    armed, acted = launcher.directory / "armed", launcher.directory / "acted"
+    text = f"[ $1 != {what} ] || [ ! -e {armed} ] || ! mkdir {acted} 2> /dev/null || {{ {act}; }}"
+    program = criu_of_this_machine().program
+    path = Path(launcher.script(f'#!/bin/sh\n{text}\nexec {program} "$@"\n', "criu"))
+    path.chmod(0o700)
+    return str(path)
+
+
+def arm(launcher: Launcher) -> None:
+    """From here on it acts: all hosts have tried CRIU, as they do at their start."""
+
+    def is_under_way() -> bool:
+        folder = launcher.directory / "ck0"
+        return folder.exists() and any(one["event"] == "proxy_connected" for one in read_events(folder)[0])
+
+    launcher.wait_until(is_under_way)
+    (launcher.directory / "armed").touch()
+
+
+def test_where_one_that_stands_by_can_not_make_them_again_another_does(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    """The steps are each rank's but once: at no time are there two of it."""
+    (launcher.directory / "steps").unlink()
+    program = acting(launcher, "restore", "exit 3")
+    started = job(launcher, hosts, [FAULT], 2, *NO_RESTART, program=program)
+    arm(launcher)
+    old = launcher.finish(started[OLD])
+    (launcher.directory / "go").touch()
+    ended = [launcher.finish(started[0]), old, *map(launcher.finish, started[STANDBY:])]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0] * 4, told
+    assert finals("".join(one.out for one in ended)) == undisturbed, told
+    assert "so another is asked: The host that stands by says: criu can't restore" in old.err
+    assert sorted(len(finals(one.out)) for one in ended[STANDBY:]) == [0, 2], told
+    steps = (launcher.directory / "steps").read_text().split()
+    assert len(steps) == len(set(steps)), "a rank was there twice"
