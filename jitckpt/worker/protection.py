@@ -352,10 +352,12 @@ class Protection:
                 one.nothing_before = is_so
 
     def _is_nothing_saved(self) -> bool:
-        """Return whether there is nothing that the job could go back to, and never was."""
+        """Return whether there never was a file that the job could go back to.
+
+        What memory had has been lost where the next start finds nothing of it.
+        """
         periodic = all(one.nothing_before for one in self._beside if isinstance(one, PeriodicSaver))
-        in_memory = self.snapshots is not None and self.snapshots.has_been_safe
-        return self._nothing_saved_before and self._base == 0 and periodic and not in_memory
+        return self._nothing_saved_before and self._base == 0 and periodic
 
     def _make_periodic_saver(self) -> PeriodicSaver:
         return PeriodicSaver(
