@@ -31,7 +31,7 @@ from jitckpt.agent.settings import Settings
 from jitckpt.agent.standby import stand_by
 from jitckpt.bindings import clock, criu, own_numbers, softgpu
 from jitckpt.bindings.criu import Criu, CriuError
-from jitckpt.cli.run_checks import check_config, check_options
+from jitckpt.cli.run_checks import check_config, check_options, may_have_memory_tier
 from jitckpt.cli.run_hosts import coordination_of, has_several_hosts, waits_for_a_loss
 from jitckpt.cli.run_options import DEFAULT_HANG_TIMEOUT, HANG_FLOOR, run_parser
 from jitckpt.clusters import kubeflow, slurm, slurm_spares
@@ -496,7 +496,7 @@ def command_of(arguments: Sequence[str], args: argparse.Namespace) -> SuspendedJ
 def _memory(args: argparse.Namespace) -> Wanted | None:
     """Return what is wanted of the memory tier, or that the script may say it; None if it is off."""
     wanted = args.memory_tier or Wanted(memory_wanted.BY_SCRIPT)
-    if wanted.mode == memory_wanted.OFF:
+    if wanted.mode == memory_wanted.OFF or not may_have_memory_tier(args):
         return None
     return replace(
         wanted,

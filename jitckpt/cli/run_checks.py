@@ -23,6 +23,7 @@ from jitckpt.cli.run_hosts import (
 )
 from jitckpt.decisions import memory_wanted
 from jitckpt.decisions.check import InvalidInput
+from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.decisions.redundancy import groups
 from jitckpt.faults.injection import DEVICE_KINDS, DRIVER_SUSPECT, LASTING_KINDS, PROXY_KINDS
 from jitckpt.hosts.rendezvous import join_timeout
@@ -78,6 +79,7 @@ def _check_ports(args: argparse.Namespace) -> None:
 
 def check_modes(args: argparse.Namespace) -> None:
     """Refuse what is for another mode of protection."""
+    _check_memory_tier(args)
     for name in ("every", "limit", "keep"):
         if getattr(args, f"memory_{name}") is not None and args.memory_tier is None:
             raise ValueError(
@@ -86,17 +88,6 @@ def check_modes(args: argparse.Namespace) -> None:
             )
     if args.objects is not None and args.checkpoint_dir is None:
         raise ValueError("--objects needs --checkpoint-dir, which is what it copies")
-    if args.memory_tier is not None and args.memory_tier.mode == memory_wanted.PARITY:
-        most = 1 if args.standalone else hosts_of(args.nnodes)[1]
-        try:
-            groups(most, args.memory_tier.copies, args.memory_tier.beside)
-        except InvalidInput as error:
-            raise ValueError(f"--memory-tier parity: {error}") from error
-    if args.memory_tier is not None and args.memory_tier.optimizer and args.memory_every not in (None, 1):
-        raise ValueError(
-            "--memory-every: with --memory-tier peer+optimizer it is 1, since other hosts need the gradients "
-            "of each step; with --memory-tier peer it may be more"
-        )
     if args.broken_device != "restart" and args.mode != "transparent":
         raise ValueError(
             f"--broken-device {args.broken_device}: only --mode transparent goes on without a restart"
@@ -106,6 +97,43 @@ def check_modes(args: argparse.Namespace) -> None:
     _check_held(args)
     if args.standby:
         _check_standby(args)
+
+
+def may_have_memory_tier(args: argparse.Namespace) -> bool:
+    """Return whether no process is to be written down, which with that memory can't be made anew."""
+    held = args.suspendable or args.snapshot_every is not None
+    return not held and args.broken_device != "move"
+
+
+def _check_memory_tier(args: argparse.Namespace) -> None:
+    wanted = args.memory_tier
+    if wanted is None or wanted.mode == memory_wanted.OFF:
+        return
+    if not may_have_memory_tier(args):
+        raise ValueError(
+            "--memory-tier: not with --suspendable, --snapshot-every and --broken-device move, by which "
+            "processes are made anew: they would lack the memory that their devices write to"
+        )
+    most = 1 if args.standalone else hosts_of(args.nnodes)[1]
+    if wanted.mode == memory_wanted.PARITY:
+        try:
+            groups(most, wanted.copies, wanted.beside)
+        except InvalidInput as error:
+            raise ValueError(f"--memory-tier parity: {error}") from error
+    elif wanted.copies > max(most, Wanted(memory_wanted.PEER).copies):
+        raise ValueError(
+            f"--memory-tier peer={wanted.copies}: each copy is on another host, and there "
+            f"{'are' if most > 1 else 'is'} {most} (--nnodes)"
+        )
+    if args.memory_spill and (wanted.mode == memory_wanted.PARITY or wanted.sharded):
+        raise ValueError(
+            "--memory-spill: not with parity or sharded, of which nothing goes in parts to other hosts"
+        )
+    if wanted.optimizer and args.memory_every not in (None, 1):
+        raise ValueError(
+            "--memory-every: with --memory-tier peer+optimizer it is 1, since other hosts need the gradients "
+            "of each step; with --memory-tier peer it may be more"
+        )
 
 
 def _check_standby(args: argparse.Namespace) -> None:

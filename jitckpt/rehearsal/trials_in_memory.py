@@ -247,8 +247,17 @@ def has_own_directories(trial: Trial) -> bool:
 
 
 def missed(trial: Trial, run: Run) -> bool:
-    """Return whether the failure should have come when the training was over; a second one may."""
-    return any(strike not in run.struck for strike in trial.strikes[:1])
+    """Return whether the failure should have come, or came, when the training was over; a second one may."""
+    return any(strike not in run.struck for strike in trial.strikes[:1]) or _came_too_late(run)
+
+
+def _came_too_late(run: Run) -> bool:
+    """Return whether all ranks had come to their end before the first failure was seen."""
+    first = min((event["time"] for event in run.events if event["event"] == "detected"), default=0.0)
+    ranks = {event["rank"] for event in run.events if event["event"] == "registered"}
+    return bool(ranks) and ranks <= {
+        event["rank"] for event in run.events if event["event"] == "finished" and event["time"] < first
+    }
 
 
 def judge(

@@ -143,10 +143,12 @@ class Savers:
             self._periodic.nothing_before = is_so
 
     def is_nothing_saved(self) -> bool:
-        """Return whether there is nothing that the job could go back to, and never was."""
+        """Return whether there never was a file that the job could go back to.
+
+        What memory had has been lost where the next start finds nothing of it.
+        """
         periodic = self._periodic is None or self._periodic.nothing_before
-        in_memory = self.snapshots is not None and self.snapshots.has_been_safe
-        return self._nothing_saved_before and self.base == 0 and periodic and not in_memory
+        return self._nothing_saved_before and self.base == 0 and periodic
 
     # The steps.
 

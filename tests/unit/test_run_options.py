@@ -44,6 +44,29 @@ def test_wrong_values_of_the_memory_tiers_options_are_refused(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        ("peer --mode transparent --snapshot-every 10", "not with --suspendable, --snapshot-every and"),
+        ("peer --mode transparent --suspendable", "not with --suspendable"),
+        ("auto --mode transparent --broken-device move", "not with --suspendable"),
+        ("peer=3", "peer=3: each copy is on another host, and there is 1"),
+        ("peer=4+optimizer --nnodes 3", "peer=4: each copy is on another host, and there are 3"),
+        ("sharded --nnodes 3 --memory-spill /tmp", "--memory-spill: not with parity or sharded"),
+        ("parity=3 --nnodes 3 --memory-spill /tmp", "--memory-spill: not with parity or sharded"),
+    ],
+)
+def test_what_the_memory_tier_does_not_go_with_is_refused(words: str, says: str) -> None:
+    args = run_parser().parse_args(["--memory-tier", *words.split(), "train.py"])
+    with pytest.raises(ValueError, match=says):
+        check_modes(args)
+
+
+@pytest.mark.parametrize("words", ["peer", "peer=2", "peer=3 --nnodes 3", "peer --mode transparent"])
+def test_what_it_goes_with_is_not(words: str) -> None:
+    check_modes(run_parser().parse_args(["--memory-tier", *words.split(), "train.py"]))
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
         ("--nnodes 2", "goes with --snapshot-every"),
         ("--nnodes 2 --suspendable", "goes with --snapshot-every"),
         ("--snapshot-every 10 --standalone", "of 1 host 0 can have a copy of another one's part"),

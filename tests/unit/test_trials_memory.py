@@ -4,6 +4,7 @@ import threading
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -92,6 +93,19 @@ def test_what_memory_has_brought_back_is_good(tmp_path: Path) -> None:
     assert judge(TRIAL, GOOD, GOOD, tmp_path).reason == ""
     assert not missed(TRIAL, GOOD)
     assert missed(TRIAL, replace(GOOD, struck=()))
+
+
+def test_a_failure_that_came_when_all_ranks_had_ended_is_missed() -> None:
+    """A slowed host's ranks are killed after a while, in which a quick training may end."""
+
+    def told(name: str, rank: int, at: float) -> dict[str, Any]:
+        return {"event": name, "time": at, "clock": at, "restart": 0, "rank": rank}
+
+    ended = [told(name, rank, at) for name, at in (("registered", 1.0), ("finished", 3.0)) for rank in (0, 1)]
+    killed = told("detected", 1, 4.0)
+    assert missed(TRIAL, replace(GOOD, events=(*ended, killed)))
+    assert not missed(TRIAL, replace(GOOD, events=(*ended[:-1], killed)))
+    assert not missed(TRIAL, replace(GOOD, events=(*ended, killed | {"time": 2.0})))
 
 
 def test_files_are_good_only_where_more_is_lost_than_copies_survive(tmp_path: Path) -> None:

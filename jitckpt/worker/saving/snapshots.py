@@ -55,7 +55,7 @@ from jitckpt.worker.saving.waiting import LOOK_SECONDS, wait_in_device_calls
 # So long the training waits for a snapshot to be whole everywhere, before it leaves the next one out.
 PATIENCE_SECONDS = 5.0
 REASON = "memory"
-DEVICE_ERRORS = (torch.AcceleratorError, NativeError)
+DEVICE_ERRORS = (RuntimeError, NativeError)  # as torch has them, and our library
 MOST_REFUSALS = 3  # of the device, one after the other: it works, or the training would have ended
 
 
@@ -194,11 +194,6 @@ class Snapshots(BesideTraining):
             if one.step != step:
                 host_memory.unseal(self._memory, slot)
         host_memory.put_word(self._memory, READY, 1)
-
-    @property
-    def has_been_safe(self) -> bool:
-        """Whether a step of this start was whole on all hosts."""
-        return host_memory.word(self._memory, SAFE) > 0
 
     @property
     def _off(self) -> bool:
@@ -353,7 +348,7 @@ class Snapshots(BesideTraining):
             super().step_ended(step, parts, shared)
         except DEVICE_ERRORS as error:
             self._leave_out(error)
-        except (JitckptError, OSError, RuntimeError) as error:
+        except (JitckptError, OSError) as error:
             self._end(str(error).rstrip("."))
         finally:
             self._taken = 0, None
