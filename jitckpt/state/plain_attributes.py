@@ -113,6 +113,8 @@ class PlainAttributes:
                 with suppress(NotPlain, TooMuch):
                     plain_values.Marks(visited).of(vars(self._owners[other[0]].object).get(other[1]))
         self._take_first((path, name), vars(self._owners[path].object)[name], visited)
+        if not self.keeps(path, name):
+            self._first.discard((path, name))  # whoever asked for it gives it no more
 
     def has_changed(self, path: str, name: str) -> None:
         """Keep an attribute that is looked at from now on: it has changed by now."""

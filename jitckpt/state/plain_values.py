@@ -101,11 +101,17 @@ def is_held(known: object, value: object) -> bool:
     return value is not None and (known() if type(known) is weakref.ref else known) is value
 
 
+def written(tensor: Tensor) -> tuple[int, int]:
+    """Return what is another once torch has written to a tensor, or `tensor.data` was set to other memory."""
+    is_dense = tensor.layout is torch.strided and not tensor.is_meta
+    return tensor._version, tensor.data_ptr() if is_dense else 0
+
+
 class TensorMark:
     """Of a tensor: equal while it is the same one and torch has not written to it."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._version = weakref.ref(tensor), tensor._version
+        self._tensor, self._version = weakref.ref(tensor), written(tensor)
         # What is written through `data`, or by numpy, torch counts nowhere; on the host it can be seen.
         is_small = tensor.is_cpu and tensor.layout is torch.strided and tensor.nbytes <= MOST_BYTES
         self._words = _words_of(tensor) if is_small else b""

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.data.kept_generator import GENERATORS
-from jitckpt.state.plain_values import slots_of
+from jitckpt.state.plain_values import slots_of, written
 from jitckpt.system import installed
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker import carried_names
@@ -54,7 +54,7 @@ class _InPlace:
         self._value = weakref.ref(value)
         self._content: object = None
         if isinstance(value, Tensor):
-            self._content = None if value.is_inference() else value._version
+            self._content = None if value.is_inference() else written(value)
         elif not value.dtype.hasobject and value.nbytes <= MOST_BYTES:
             self._content = xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).view(numpy.uint8).data)
 

@@ -188,6 +188,18 @@ def test_where_the_loop_tells_its_boundaries_all_before_them_is_counted() -> Non
     assert loop.warned == []
 
 
+def test_what_somebody_else_has_looked_for_is_known_from_then_on() -> None:
+    """As the self-check looks once, after the second step: what follows is the same again."""
+    loop = Loop()
+    loop.plain(1)
+    for look in (False, True, False, False):
+        loop.outside.minibatch_begun(loop.step + 1, look=look, boundary=True)
+        assert loop.is_saved()
+        loop.optimize()
+        loop.change()
+    assert loop.warned == []
+
+
 def test_taking_the_data_counts_as_changing_all_parameters() -> None:
     loop = Loop()
     for known in (False, False, True):

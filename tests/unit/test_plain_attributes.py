@@ -178,6 +178,18 @@ def test_what_was_deleted_is_in_no_save() -> None:
     assert "later" not in kept.changed()[""]
 
 
+def test_data_that_is_set_to_other_memory_is_seen_where_values_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a device."""
+    monkeypatch.setattr(plain_values, "_words_of", lambda tensor: b"")
+    model = Net()
+    kept = attributes_of(model)
+    kept.changed()
+    model.hidden.data = model.hidden.data + 1
+    assert carried(kept)[""]["hidden"].tolist() == [1.0, 1.0]
+
+
 def test_what_the_script_builds_and_has_deleted_is_not_there_after_a_restart() -> None:
     model, other = Net(), Net()
     kept, restored = attributes_of(model), attributes_of(other)

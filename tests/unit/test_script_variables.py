@@ -1007,6 +1007,23 @@ def by_an_early_stopper(loop: Loop) -> None:
         stopper.note(batch)
 
 
+class Helper:
+    """An average of weights as diffusion models' trainings have it: into the tensors' `data`."""
+
+    def __init__(self) -> None:
+        self.shadow, self.mean = {"weight": torch.zeros(2)}, torch.zeros(2)
+
+    def update(self) -> None:
+        self.shadow["weight"].data = self.shadow["weight"].data + 1
+        self.mean.data = self.mean.data + 1
+
+
+def by_data(loop: Loop) -> None:
+    helper = Helper()
+    for _ in loop:
+        helper.update()
+
+
 def passing_on(loop: Iterable[int]) -> Iterator[int]:
     yield from loop
 
@@ -1027,6 +1044,7 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
         (by_default_arguments, {"note.seen", "note.last", "lastly.last"}),
         (by_two_of_a_factory, {"first.total", "second.total"}),
         (by_methods, {"LEVELS", "cooler.level"}),
+        (by_data, {"helper.shadow", "helper.mean"}),
         (
             by_an_early_stopper,
             {f"stopper.{name}" for name in ("best", "weights", "least", "kind", "number", "seen")},

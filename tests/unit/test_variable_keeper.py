@@ -1035,3 +1035,12 @@ def test_an_attribute_that_the_loop_deletes_is_not_there_after_a_restart() -> No
 
     equal_from_each_step(training, "meter.total meter.limit slotted.limit slotted.values", 5)
     equal_from_each_step(training, "slotted.values meter.total slotted.limit", 5)
+
+
+def test_what_can_not_be_kept_of_an_object_was_not_deleted() -> None:
+    keeper, opaque = Keeper(), SimpleNamespace(handle=object(), large=[0] * 2000, total=0)
+    frame = sys._getframe()
+    keeper.follow(frame, ["opaque.handle", "opaque.large", "opaque.total"])
+    opaque.total += 1
+    keeper.take(frame)
+    assert [*keeper.saved().values()] == [{"total": 1}]

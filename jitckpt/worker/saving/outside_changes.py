@@ -108,6 +108,7 @@ class OutsideChanges:
             return False
         if changed:
             self._after_every_step &= self._tells_apart
+            self._tells_apart = True
             seen = self._minibatch(step)
             seen.before, seen.counted = True, boundary or self._after_every_step
             if not seen.counted:
