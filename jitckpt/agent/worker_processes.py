@@ -39,8 +39,9 @@ from jitckpt.agent.proxies.control import LEADER, ControlSocket, Proxies, WaitsB
 from jitckpt.agent.proxies.exchange import ExchangeSettings
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier
+from jitckpt.agent.reports import Reports
 from jitckpt.agent.settings import Settings
-from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.supervisor import Supervisor
 from jitckpt.agent.taking_in import TakingIn
 from jitckpt.bindings import clock
 from jitckpt.console import say, show_size

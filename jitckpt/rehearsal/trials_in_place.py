@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from jitckpt.agent.proxies.agreement import NOT_YET
+from jitckpt.agent.proxies.recovering import NOT_YET
 from jitckpt.events import Event
 from jitckpt.faults.injection import FAILURES_OF_THE_DEVICE, LASTING_KINDS, keys_of, parse_fault, phases_of
 from jitckpt.rehearsal.runs import Run, ServerStrike, Strike

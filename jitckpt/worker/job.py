@@ -3,76 +3,52 @@
 import atexit
 import os
 import sys
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import replace
-from fractions import Fraction
-from functools import partial
-from math import gcd
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from jitckpt.bindings.interpose import Native
 from jitckpt.console import say
 from jitckpt.data.loop import Batches, Loop
-from jitckpt.decisions import elastic, memory_wanted, replicas
+from jitckpt.decisions import elastic
 from jitckpt.decisions.memory_wanted import Wanted
-from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.errors import (
-    CheckpointError,
     JitckptError,
-    LeftToScriptError,
     NativeError,
-    SaveError,
-    TreeError,
 )
 from jitckpt.events import EventLog
-from jitckpt.saves import directory_lock, folders, start_record, starts
-from jitckpt.saves.folders import SaveRecord
+from jitckpt.saves import directory_lock, folders
 from jitckpt.saves.layout import Identity
-from jitckpt.saves.selection import Choice
 from jitckpt.state import host_state, kept
 from jitckpt.state.host_state import HostState
-from jitckpt.state.kept_variables import KeptVariables, VariablesNow
+from jitckpt.state.kept_variables import VariablesNow
 from jitckpt.state.parallel import DeviceBarrier
 from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
-from jitckpt.system import descriptors
-from jitckpt.tiers import asked
-from jitckpt.wire import environment, protocol
-from jitckpt.worker import agreements, arguments, directory, resharding, restoring
+from jitckpt.wire import environment
+from jitckpt.worker import agreements, arguments, directory, memory_use, resharding, told_at_start
 from jitckpt.worker.arguments import Arguments
-from jitckpt.worker.as_restored import AsRestored, add_no_group_twice_before_a_step
-from jitckpt.worker.carried_names import read_behind
 from jitckpt.worker.checkpoint_path import CheckpointPath
 from jitckpt.worker.epoch_head import EpochHead
-from jitckpt.worker.frames import frames_that_ask
 from jitckpt.worker.protection import Protection
 from jitckpt.worker.reporter import Reporter
-from jitckpt.worker.resharding import Saved
+from jitckpt.worker.restore import Restore
+from jitckpt.worker.restored_state import RestoredState
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
-from jitckpt.worker.script_generators import generators_from
-from jitckpt.worker.script_variables import ScriptVariables
+from jitckpt.worker.scripts_state import ScriptsState
 from jitckpt.worker.steps_ahead import max_ahead
 from jitckpt.worker.unprotected import Unprotected
-from jitckpt.worker.variable_keeper import VariableKeeper
 
 CALLED_TWICE = "jitckpt.init was called twice in this process; call close() on the first job before."
-CHANGED_TWICE = (
-    "The script changes parameters or optimizer state before the batches of an epoch. What it has loaded of "
-    "a save of its own has that change already, and jitckpt can't take the second one back: from here this "
-    "run differs from an undisturbed one. Change them behind the first batch, or give jitckpt.init model and "
-    "optimizer in the place of a save function."
-)
 _current: "Job | None" = None
 _base_of_next_job: tuple[int, Path] | None = None
 
@@ -147,7 +123,7 @@ def init(
         TypeError: An argument is of a wrong type.
         ValueError: An argument has a wrong value.
     """
-    global _base_of_next_job, _current  # noqa: PLW0603
+    global _current  # noqa: PLW0603
     if _current is not None:
         raise JitckptError(CALLED_TWICE)
     optimizers, wrappers = arguments.unwrapped(optimizer)
@@ -157,7 +133,7 @@ def init(
     finds = keep_found and save_checkpoint is None
     root = directory.root_of(checkpoint_dir)
     identity, layout = _who(root, model, optimizers, arguments.said_shard(shard, shards))
-    wanted, elsewhere, needed = _memory_of(memory, identity, layout)
+    wanted, elsewhere, needed = memory_use.of_job(memory, identity, layout)
     _current = Job(
         Arguments(
             root=root,
@@ -180,13 +156,20 @@ def init(
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
         memory=needed,
     )
-    if _base_of_next_job is not None:
-        _current.set_base(*_base_of_next_job)
-        _base_of_next_job = None
-    _tell_of_batch(_current, accumulation)
-    _tell_of_memory(_current, wanted, needed, elsewhere)
-    _tell_of_risk(_current, layout, save_checkpoint, save_every)
+    _count_on(_current)
+    reporter, has_tier = _current._reporter, _current.memory is not None
+    told_at_start.of_batch(reporter, identity, accumulation)
+    told_at_start.of_memory(reporter, identity, wanted, needed, elsewhere, has_tier=has_tier)
+    told_at_start.of_risk(reporter, identity, layout, save_checkpoint, save_every, has_tier=has_tier)
     return _current
+
+
+def _count_on(job: "Job") -> None:
+    """Count the steps of a job on from the save that the script has loaded before jitckpt.init, if it has."""
+    global _base_of_next_job  # noqa: PLW0603
+    if _base_of_next_job is not None:
+        job.set_base(*_base_of_next_job)
+        _base_of_next_job = None
 
 
 def jit_get_checkpoint_path(checkpoint_dir: str | os.PathLike[str]) -> CheckpointPath | None:
@@ -237,7 +220,7 @@ class Job:
         memory: what is wanted of the memory tier, if it is to be used.
         """
         self.root, self.identity = given.root, given.identity
-        by_agent = _given_by_agent(self.identity.rank, memory)
+        by_agent = memory_use.given_by_agent(self.identity.rank, memory)
         self.memory = None if by_agent is None or by_agent.memory is None else memory
         self._events = EventLog(self.root)
         self._events.restart = environment.RESTART.get()
@@ -245,21 +228,20 @@ class Job:
         self._base = 0
         self._accumulation = given.accumulation
         self._is_restored = False
-        self._restored_parts: Mapping[str, Any] | None = None  # what this rank alone knew
-        self._progress_as_loop_began: Encoded | None = None
-        self._put_shared: Callable[[], object] | None = None  # what was restored, once more
-        self._as_restored: AsRestored | None = None  # until the first batch
         self._protection: Protection | Unprotected = Unprotected()
-        known: tuple[set[object], set[object]] = set(), set()
-        self._asking: FrameType | None = None  # who asks for the next minibatch
-        self._keeper: VariableKeeper | None = None
-        self._variables = self._make_variables(given, *known, of_epochs=False)
-        self._loop = self._make_loop(given, self._make_variables(given, *known, of_epochs=True))
+        self._script = self._make_script(given)
+        self._loop = self._make_loop(given)
         device, problem = arguments.device_of(given.model)
         self._host = _host_of(given, device, self._loop)
+        self._restored = RestoredState(
+            self._host,
+            warn=self._reporter.warn,
+            put_variables=self._script.put_back,
+            watch=self._watch_from_here,
+        )
         if given.kept is not None:
-            self.keep_variables()
-        self._find_generators()
+            self._script.keep_variables()
+        self._script.find_generators()
         self._host.progress()  # whatever can't be saved is refused here and now
         if environment.FULL_WORLD.get():
             resharding.refuse_if_never_cut(self._host, has_save_function=given.save_function is not None)
@@ -283,8 +265,8 @@ class Job:
             host=self._host,
             history=self._history,
             loop=self._loop,
-            variables=self._variables,
-            goes_on=self._goes_on,
+            variables=self._script.variables,
+            goes_on=self._script.goes_on,
             as_it_stands=self._as_it_stands,
             reporter=self._reporter,
             barrier=DeviceBarrier() if step_barrier and self.identity.world_size > 1 else None,
@@ -294,43 +276,23 @@ class Job:
         self._protection.watch_from_base()
         atexit.register(self._at_exit)
 
-    def _make_variables(
-        self, given: Arguments, said: set[object], targets: set[object], *, of_epochs: bool
-    ) -> ScriptVariables:
-        wrappers = [one for wrapped in given.wrappers.values() for one in wrapped]
-        return ScriptVariables(
-            [
-                *(given.model, *given.optimizers, *given.schedulers, given.scaler, given.extra, self),
-                *(*wrappers, *(given.kept or kept.NOTHING).objects()),
-            ],
-            given.extra,
-            lambda: self._protection.step,
-            self._reporter.warn_on_first,
-            of_epochs=of_epochs,
+    def _make_script(self, given: Arguments) -> ScriptsState:
+        return ScriptsState(
+            given,
+            self,
+            host=lambda: self._host,
+            step=lambda: self._protection.step,
             of_round=lambda: self._loop.round,
-            said=said,
-            targets=targets,
-            kept=self._kept,
-            keeper=lambda: self._keeper,
+            say=self._say_at_first,
+            warn=self._reporter.warn_on_first,
         )
 
-    def _kept(self) -> set[object]:
-        """Return what of the script's variables is kept by itself."""
-        generators, model = self._host.generators, self._host.model
-        found: set[object] = set() if generators is None else {*generators.kept_ids()}
-        return found if model is None else found | model.attributes.kept()
-
-    def _find_generators(self) -> None:
-        """Keep what the script has made by now; no harm to the training if its variables can't be read."""
-        if self._host.generators is not None:
-            with suppress(Exception):
-                self._host.generators.follow(generators_from(sys._getframe(1), self._host.extra))
-
-    def _make_loop(self, given: Arguments, variables_of_epochs: ScriptVariables) -> Loop:
-        self._variables_of_epochs = variables_of_epochs
-        kept = [given.model, given.extra, *given.optimizers]
+    def _make_loop(self, given: Arguments) -> Loop:
         self._head = EpochHead(
-            kept, self._trained, self._reporter.warn_on_first, loop_begins=self._find_generators
+            [given.model, given.extra, *given.optimizers],
+            lambda: self._host.optimized(),  # noqa: PLW0108  # there is none yet
+            self._reporter.warn_on_first,
+            loop_begins=self._script.find_generators,
         )
         return Loop(
             begins=self._loop_begins,
@@ -338,9 +300,9 @@ class Job:
             write_again=self._write_again,
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
-            asked=self._variables.loop_begins,
-            epoch_begins=variables_of_epochs.look,
-            pass_begins=partial(self._pass_begins, variables_of_epochs),
+            asked=self._script.variables.loop_begins,
+            epoch_begins=self._script.variables_of_epochs.look,
+            pass_begins=self._script.pass_begins,
             drawn=self._batch_drawn,
             head=self._head,
         )
@@ -362,7 +324,7 @@ class Job:
         What `init` was given as `accumulation`; more while hosts are missing (`jitckpt run --min-hosts`).
         """
         world = self.identity.world_size
-        return elastic.micro_batches(self._accumulation, _all_ranks(world), world)
+        return elastic.micro_batches(self._accumulation, told_at_start.all_ranks(world), world)
 
     @property
     def sync_gradients(self) -> bool:
@@ -421,150 +383,30 @@ class Job:
         save that was never finished is passed over with a warning: the job begins anew. With a framework's
         adapter LeftToScriptError before anything is loaded, where `is_left_to_script` says so.
         """
-        begun = time.monotonic()
         self._is_restored = True
-        self._find_generators()
-        self._variables.script_restores = not self._loop.is_used
-        memory = self._protection.found_in_memory()
-        choice: Choice | None = None
-        misfit: CheckpointError | None = None
-        try:
-            choice = agreements.choice(
-                self.root,
-                self.identity,
-                several_hosts=agreements.on_several_hosts(),
-                memory=memory,
-                warn=self._reporter.warn,
-            )
-        except CheckpointError as error:
-            misfit = error
-        saved = self._saved_in_another_layout(choice, reshard or environment.RESHARD.get())
-        if (choice or saved) is not None and self.is_left_to_script():
-            raise LeftToScriptError(
-                f"The script has brought itself back, and no save in {self.root} fits that."
-            )
-        if saved is not None:
-            return self._restore_resharded(saved, begun)
-        if misfit is not None:
-            raise misfit
-        if self.given_step is not None and self.given_step != (choice.step if choice else 0):
-            raise CheckpointError(
-                f"jit_get_checkpoint_path gave rank {self.identity.rank} step {self.given_step}, but of that "
-                "step another rank's part can't be loaded any more. Move that step's folder away: the "
-                "same command then goes on from an older one."
-            )
-        self._protection.nothing_saved(choice is None or choice.nothing_saved)
-        self._tell_start(None if choice is None else choice.save, 0 if choice is None else choice.step)
-        if choice is None:
-            self._go_on_from(0)
-            self._protection.restored_from_memory(0)
-            return 0
-        for reason in choice.reasons:
-            self._reporter.warn(f"A save was passed over: {reason}")
-        if choice.newest > choice.step and self.identity.rank == 0:
-            self._reporter.warn(
-                f"Step {choice.step} is the newest that is whole for every shard; of step {choice.newest} a "
-                f"part is lost, so at least {choice.newest - choice.step} minibatches are done again."
-            )
-        self._restored_parts = self._load(choice)
-        if restoring.is_builtin(choice):
-            self._put_shared = partial(restoring.put_shared, choice, self._host)
-        add_no_group_twice_before_a_step([one.optimizer for one in self._host.optimizers])
-        self._go_on_from(choice.step)
-        self.set_base(choice.step, None if choice.in_memory else choice.save.path)
-        self._protection.restored_from_memory(choice.step if choice.in_memory else 0)
-        seconds = time.monotonic() - begun
-        path, source = str(choice.save.path), choice.save.rank
-        rank = self.identity.rank
-        self._reporter.report(protocol.Restored(rank, choice.step, path, source, seconds, choice.reason))
-        return choice.step
-
-    def _load(self, choice: Choice) -> Mapping[str, Any]:
-        """Put the save into the job's objects. Raises CheckpointError if it does not fit."""
-        try:
-            return restoring.load(
-                choice,
-                identity=self.identity,
-                host=self._host,
-                history=self._history,
-                loop=self._loop,
-                reporter=self._reporter,
-                made_up=self.made_up,
-            )
-        except KeyError as error:
-            raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
-        except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
-
-    def _saved_in_another_layout(self, choice: Choice | None, may_cut: bool) -> Saved | None:
-        """Return the newest whole step, if another layout saved it. CheckpointError if it may not be cut."""
-        step = 0 if choice is None else choice.step
-        if not may_cut and (choice is None or choice.newest == step):
-            return None
-        saved = resharding.newer(self.root, self.identity, step, agreements.store_of_ranks())
-        if saved is not None and not may_cut:
-            raise CheckpointError(saved.refused(self.identity))
-        return saved
-
-    def _go_on_from(self, step: int) -> None:
-        """Leave later steps, of earlier tries, behind: they will be made again."""
-        identity = self.identity
-        try:
-            starts.note_going_on(self.root, identity.start, step)
-            folders.set_aside_after(self.root, step, identity.rank, identity.start, identity.world_size)
-        except (OSError, SaveError) as error:
-            raise CheckpointError(f"Rank {identity.rank} can't go on from step {step}: {error}") from error
-
-    def _restore_resharded(self, saved: Saved, begun: float) -> int:
-        rank, first = self.identity.rank, saved.records[0]
-        if self.given_step is not None and self.given_step != saved.step:
-            raise CheckpointError(
-                f"jit_get_checkpoint_path gave rank {rank} step {self.given_step}; step {saved.step}, which "
-                "is of another layout, can only be loaded by restore()."
-            )
-        self._tell_start(first, saved.step)
-        try:
-            parts, told = resharding.load(saved, self.root, self.identity, self._host, self._history)
-            if "loop" in parts:
-                of_others = saved.identity.world_size != self.identity.world_size
-                if not self._loop.restore(parts["loop"], None, saved.step, of_others=of_others):
-                    parts |= restoring.iteration_made_up(parts)
-                    self._host.restore_local(parts)
-            else:
-                self._loop.count_from(saved.step)
-        except (SaveError, TreeError, KeyError, TypeError, ValueError, AttributeError) as error:
-            raise CheckpointError(f"Step {saved.step} in {self.root} can't be cut anew: {error}") from error
-        self._restored_parts = parts
-        self._put_shared = partial(resharding.put_shared, saved, self._host)
-        if rank == 0:
-            self._reporter.warn(told)
-        self._go_on_from(saved.step)
-        self.set_base(saved.step, first.path)
-        self._protection.restored_from_memory(0)
-        seconds = time.monotonic() - begun
-        self._reporter.report(protocol.Restored(rank, saved.step, str(first.path), first.rank, seconds))
-        return saved.step
+        self._script.find_generators()
+        self._script.variables.script_restores = not self._loop.is_used
+        restored = Restore(
+            self.root,
+            self.identity,
+            host=self._host,
+            history=self._history,
+            loop=self._loop,
+            reporter=self._reporter,
+            protection=self._protection,
+            given_step=self.given_step,
+            made_up=self.made_up,
+            is_left_to_script=self.is_left_to_script,
+            set_base=self.set_base,
+        ).make(reshard=reshard or environment.RESHARD.get())
+        if restored.parts is not None:
+            self._restored.take(restored.parts, restored.put_shared)
+        return restored.step
 
     def _say_at_first(self, text: str) -> None:
         """Say what all ranks and all starts of a run have alike."""
         if self.identity.rank == 0 and self._events.restart == 0:
             say(text)
-
-    def _tell_start(self, save: SaveRecord | None, step: int) -> None:
-        """The first start of a run says who is there, what it goes on from, how it differs from the last."""
-        if self.identity.rank != 0 or self._events.restart > 0:
-            return
-        now = start_record.settings([one.optimizer for one in self._host.optimizers])
-        if self.is_protected:
-            say(start_record.who_is_there(self.identity.world_size, self.identity.shards, self.root))
-        try:
-            if save is not None and save.metadata is not None:
-                saved, job = save.metadata.time, self.identity.job
-                for sentence in start_record.told(self.root, step, saved, job, now):
-                    say(sentence)
-            start_record.note_start(self.root, now, self.identity.start)
-        except (OSError, SaveError) as error:
-            self._reporter.warn(f"How this start was made can't be noted in {self.root}: {error}")
 
     def set_base(self, step: int, path: Path | None) -> None:
         """Count the steps on from `step`, whose state was loaded from the save in `path`, or from memory."""
@@ -590,35 +432,22 @@ class Job:
 
     def keep_variables(self) -> None:
         """Keep what the script's loop changes in its variables."""
-        model = self._host.model
-        self._host.variables = KeptVariables() if model is None else KeptVariables(model.lies_in_parameter)
-        self._keeper = VariableKeeper(
-            self._host.variables,
-            lambda: self._loop.round,
-            say=self._say_at_first,
-            warn=self._reporter.warn_on_first,
-        )
+        self._script.keep_variables()
 
     def look_at_epochs(self, frame: FrameType, at: int) -> None:
         """Look at what a loop over epochs carries on that has begun before the job: at this place it asks."""
-        self._variables_of_epochs.look(frame, at)
+        self._script.variables_of_epochs.look(frame, at)
 
     def keep_what_is_read_behind(self, asking: FrameType) -> None:
         """Keep what a loop over batches sets and the code behind it reads, such as the last loss.
 
         asking: it asks for a batch, and has got one before.
         """
-        if (keeper := self._keeper) is None:
-            return
-        for frame in frames_that_ask(asking)[-1:]:
-            keeper.follow(frame, read_behind(frame.f_code, frame.f_lasti), have_changed=True)
+        self._script.keep_what_is_read_behind(asking)
 
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""
-        if self._restored_parts is not None:
-            self._host.restore_local(self._restored_parts)
-            if self._keeper is not None:
-                self._keeper.put_back(sys._getframe(1))
+        self._restored.put_own_back()
 
     def forget_pass(self) -> None:
         """Forget the forward pass since the last optimizer step: it was made before, and no step follows."""
@@ -640,8 +469,7 @@ class Job:
         atexit.unregister(self._at_exit)
         self._head.end()
         self._protection.end(at_exit=at_exit)
-        if self._host.generators is not None:
-            self._host.generators.end()
+        self._script.end()
         self._protection = Unprotected()
 
     def _at_exit(self) -> None:
@@ -655,74 +483,36 @@ class Job:
     def _loop_begins(self) -> None:
         if not self._is_restored:
             self.restore()
-        self._find_generators()
+        self._script.find_generators()
         self._history.waits_for_boundary = True
-        self._protection.watch_from_base()  # what the script has done since init is in every start
-        if self._restored_parts is not None:
-            self._progress_as_loop_began = self._host.copied_progress()
-            self._host.put_gradients()
-            if self._loop.goes_on:
-                self._as_restored = AsRestored(self._host)
+        self._watch_from_here()  # what the script has done since init is in every start
+        self._restored.loop_begins(goes_on=self._loop.goes_on)
 
     def _boundary(self, frame: FrameType | None) -> bool:
-        self._asking = frame
+        self._script.asks(frame)
         has_stepped = self._protection.boundary()
-        self._asking = None
-        if has_stepped and self._as_restored is not None:
-            self._as_restored.end()
-            self._as_restored = None
-        if has_stepped and self._host.generators is not None and (text := self._host.generators.lacking()):
-            self._reporter.warn(text)
-        if has_stepped and self._keeper is not None and (text := self._keeper.lacking()):
-            self._reporter.warn(text)
+        self._script.asks(None)
+        if has_stepped:
+            self._restored.has_stepped()
+            for text in self._script.lacking():
+                self._reporter.warn(text)
         return has_stepped
-
-    def _goes_on(self) -> None:
-        """The script asks for its next minibatch behind an optimizer step, or comes to its loop's end."""
-        if self._asking is not None:
-            self._variables.look(self._asking)
-        if self._keeper is not None:
-            self._keeper.take(sys._getframe(1))
-
-    def _as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
-        """Return what the script's variables are in the middle of an iteration, for the thread that saves."""
-        if self._keeper is None or self.made_up:
-            return None
-        return self._keeper.as_it_stands(frame)
 
     def _batch_drawn(self, number: int) -> None:
         self._protection.batch_drawn(number)
-
-    def _pass_begins(self, variables_of_epochs: ScriptVariables) -> None:
-        """The script begins a pass over its batches, perhaps in a loop over epochs that nobody knows."""
-        for asks in frames_that_ask(sys._getframe(1))[-1:]:
-            variables_of_epochs.look(asks)
 
     def _write_again(self) -> None:
         self._protection.write_again()
 
     def _put_back(self) -> None:
-        if self._restored_parts is not None and self._progress_as_loop_began is not None:
-            self._put_shared_back()
-            self.put_back()
-            self._host.restore_progress(self._progress_as_loop_began)
-            self._host.put_gradients()
+        self._restored.put_back()
 
-    def _trained(self) -> dict[str, Tensor]:
-        every = [one.named_parameters() for one in self._host.optimizers]
-        return {name: parameter for named in every for name, parameter in named.items()}
-
-    def _put_shared_back(self) -> None:
-        """Take back what the script has changed of parameters and optimizers since the loop began."""
-        as_restored, self._as_restored = self._as_restored, None
-        if as_restored is None or not as_restored.is_changed():
-            return
-        if self._put_shared is None:
-            self._reporter.warn(CHANGED_TWICE)
-            return
-        self._put_shared()
-        self._put_shared = None
+    def _watch_from_here(self) -> None:
         self._protection.watch_from_base()
+
+    def _as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
+        """Return what the script's variables are in the middle of an iteration, for the thread that saves."""
+        return None if self.made_up else self._script.as_it_stands(frame)
 
 
 def _who(
@@ -764,116 +554,3 @@ def _host_of(given: Arguments, device: torch.device | None, loop: Loop) -> HostS
 
 def _warn(text: str) -> None:
     warnings.warn(f"jitckpt: {text}", RuntimeWarning, stacklevel=4)
-
-
-def _memory_of(
-    memory: str | Mapping[str, Any] | None, identity: Identity, layout: Layout | None
-) -> tuple[Wanted, Sequence[Sequence[int]] | None, Wanted | None]:
-    """Return what the script says of the memory tier, and that again if the tier is to be used, else None.
-
-    Between them for each rank who holds the same on another host, where that decides and is known.
-    """
-    by_script = memory_wanted.by_script("off" if memory is None else memory)
-    mode = environment.MEMORY_TIER.get() or by_script.mode
-    elsewhere = agreements.replicas_elsewhere(identity, layout) if mode == "auto" else None
-    is_off = mode == memory_wanted.OFF or (mode == "auto" and (elsewhere is None or all(elsewhere)))
-    return by_script, elsewhere, None if is_off else by_script
-
-
-def _all_ranks(ranks: int) -> int:
-    """Return how many ranks there are when no host is missing."""
-    return environment.FULL_WORLD.get() or ranks
-
-
-def _tell_of_batch(job: "Job", accumulation: int) -> None:
-    """While hosts are missing: say what becomes of the global batch."""
-    ranks = job.identity.world_size
-    everyone = _all_ranks(ranks)
-    if ranks == everyone or job.identity.rank != 0:
-        return
-    part = elastic.part_of_batch(accumulation, everyone, ranks)
-    here = f"{ranks} of {everyone} ranks are here, and"
-    goes_by = "a script that goes by job.accumulation_steps"
-    if part == 1:
-        told = (
-            f"{here} in {goes_by} each makes {job.accumulation_steps} micro-batches a step in the place of "
-            f"{accumulation}: the global batch stays as it is. In another script it is {ranks}/{everyone} of "
-            "that."
-        )
-    else:
-        told = (
-            f"{here} {accumulation * everyone} micro-batches a step can't be dealt out to them evenly: the "
-            f"global batch is now {part} of what it was in {goes_by}, in another one "
-            f"{Fraction(ranks, everyone)}. With accumulation={_dividing(accumulation, everyone, ranks)} in "
-            "jitckpt.init, and smaller micro-batches, it would stay."
-        )
-    job._reporter.warn(told)
-
-
-def _dividing(accumulation: int, everyone: int, ranks: int) -> int:
-    """Return the least multiple of `accumulation` that both numbers of ranks can share."""
-    return accumulation * (ranks // gcd(ranks, accumulation * everyone))
-
-
-def _tell_of_memory(
-    job: "Job", by_script: Wanted, needed: Wanted | None, elsewhere: Sequence[Sequence[int]] | None
-) -> None:
-    """Say what `auto` has come to, and why; and why there is no memory tier, where somebody might miss it."""
-    if job.identity.rank != 0:
-        return
-    if elsewhere is not None and environment.RESTART.get() == 0:
-        if needed is None:
-            say(
-                "memory tier: nothing is kept in memory, since each rank's state has a replica on another "
-                "host (another device, where there is one host): these save just in time."
-            )
-        elif job.memory is not None:
-            hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-            say(f"memory tier: {replicas.in_words(elsewhere, hosts)} (--memory-tier auto).")
-    if by_script.mode != memory_wanted.OFF and needed is not None and job.memory is None:
-        job._reporter.warn(
-            "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
-            "mode, where --memory-tier off does not say otherwise."
-        )
-
-
-def _tell_of_risk(
-    job: "Job", layout: Layout | None, save_function: SaveFunction | None, save_every: int | None
-) -> None:
-    if job.identity.rank == 0 and save_every is None and (risk := _risk(job, layout, save_function)):
-        job._reporter.warn(risk)
-
-
-def _risk(job: "Job", layout: Layout | None, save_function: SaveFunction | None) -> str | None:
-    """Return why a rank's state is lost with it, if so: no file, no other host's memory has it."""
-    if layout is None or not layout.alone():
-        return None
-    if job.memory is None:
-        return agreements.without_replicas(layout)
-    if save_function is None:
-        return None
-    return (
-        "The memory tier can't protect a job that has a save function of its own: it keeps what jitckpt's "
-        "own saver saves. Give jitckpt.init model and optimizer in its place."
-    )
-
-
-def _given_by_agent(rank: int, memory: Wanted | None) -> descriptors.GivenDescriptors | None:
-    """Return what the agent has given this process; None, with a warning, if that is not there to be used."""
-    try:
-        given = descriptors.claim(rank)
-        if given is None or memory is None:
-            return given if given is None else replace(given, memory=None)
-        if given.memory is not None and not environment.MEMORY_TIER.get():
-            asked.ask(given.memory, memory)
-        return given
-    except descriptors.NotOursError as error:
-        warnings.warn(
-            f"jitckpt: {error} So rank {rank} runs as without an agent: it saves by itself when it is sent "
-            "SIGTERM or sees a hang, nothing is kept of what only this rank knows (random numbers, data "
-            "position) if it dies, and an exception of its own ends it without a save by the others. Have "
-            "`jitckpt run --nproc-per-node N` start each rank's Python itself.",
-            RuntimeWarning,
-            stacklevel=4,
-        )
-        return None

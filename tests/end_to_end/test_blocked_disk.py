@@ -13,7 +13,7 @@ import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
 
-from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS
+from jitckpt.agent.control.requests import SAME_REQUEST_SECONDS
 
 
 @pytest.fixture

@@ -15,7 +15,8 @@ from fork_server import python_path
 from nccl_ras_server import STATUS, nccl_ras_server
 
 from jitckpt.agent.processes.workers import Worker
-from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.reports import Reports
+from jitckpt.agent.supervisor import Supervisor
 from jitckpt.decisions.recovery import Outcome
 from jitckpt.events import Event, EventLog
 from jitckpt.hosts import connections, link
@@ -115,7 +116,7 @@ class Agents:
 
     def end_patience(self, answered: int, stopped: int) -> None:
         """Once one rank has answered, and another is known to be stopped, wait for no other answer."""
-        investigation = self.supervisors[0]._investigation
+        investigation = self.supervisors[0]._hangs.investigation
         while (
             (question := investigation._question) is None
             or answered not in question.answers
@@ -123,7 +124,7 @@ class Agents:
         ):
             time.sleep(0.01)
         question.next_look = 0.0
-        os.eventfd_write(self.supervisors[0]._wake, 1)
+        self.supervisors[0]._requests.wake()
 
     def outcomes(self) -> list[Outcome]:
         return [supervisor.result() for supervisor in self.supervisors]
@@ -212,7 +213,7 @@ def test_the_report_of_a_hang_has_what_all_hosts_know(
 ) -> None:
     """The late rank lives, and has kept the others waiting; its host, its driver and NCCL tell."""
     said = "3 s ago: NVRM: Xid (PCI:0000:3b:00): 79"
-    monkeypatch.setattr("jitckpt.agent.supervisor.xid_lines", lambda _: [said])
+    monkeypatch.setattr("jitckpt.agent.host_messages.xid_lines", lambda _: [said])
     with nccl_ras_server() as address:
         monkeypatch.setenv(nccl_ras.ADDRESS, address)
         text = report_of_a_late_rank(agents)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, TORCHRUN, Launcher
 
-from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS
+from jitckpt.agent.control.requests import SAME_REQUEST_SECONDS
 from jitckpt.cli.run_hosts import PORT_CLAIM
 
 

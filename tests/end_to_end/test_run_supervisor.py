@@ -18,7 +18,8 @@ from launcher import Launcher
 
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
-from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.reports import Reports
+from jitckpt.agent.supervisor import Supervisor
 from jitckpt.decisions import recovery
 from jitckpt.decisions.recovery import Outcome
 from jitckpt.errors import SaveError
@@ -97,12 +98,12 @@ class Job:
 
     def end_patience(self, *answered: int) -> None:
         """Once these ranks have answered, wait for no other answer; after a verdict, ask anew at once."""
-        investigation = self.supervisor._investigation
+        investigation = self.supervisor._hangs.investigation
         while (question := investigation._question) is None or not question.answers.keys() >= set(answered):
             time.sleep(0.01)
         while investigation._question is question:
             question.next_look = 0.0
-            os.eventfd_write(self.supervisor._wake, 1)
+            self.supervisor._requests.wake()
             time.sleep(0.01)
 
     def events(self, name: str) -> list[Event]:
@@ -620,7 +621,7 @@ def test_a_rank_that_closes_its_socket_can_end_well(start: Starter) -> None:
 
 def test_a_failure_of_the_supervisor_itself_is_raised_and_leaves_no_worker(start: Starter) -> None:
     job = start("ignore_sigterm(); say(protocol.Fault(RANK, 'x', 1, 'forward')); hang()")
-    job.supervisor._look_into_hangs = _broken  # type: ignore[method-assign]
+    job.supervisor._hangs.look = _broken  # type: ignore[method-assign]
     job.supervisor.interrupt(signal.SIGTERM)
     with pytest.raises(RuntimeError, match="control thread failed"):
         job.supervisor.result()

@@ -21,13 +21,14 @@ PYTHON = {
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",
     "rehearsal": "reports agent/proxies events bindings faults device tiers saves wire errors",
-    "agent": "agent/migration agent/proxies agent/processes ring events bindings faults tiers "
+    "agent": "agent/control agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
     "doctor": "events bindings device hosts saves console system",
     "web": "reports events console system wire errors",
     "reports": "planning events tiers objects saves decisions console system errors",
     "planning": "decisions system _algorithms",
+    "agent/control": "agent/processes ring events hosts decisions console wire errors",
     "agent/migration": "agent/proxies agent/processes decisions/transparent ring events bindings hosts "
     "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",

@@ -25,7 +25,8 @@ from test_protocol import json_values, values_for
 
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
-from jitckpt.agent.supervisor import Reports, Supervisor
+from jitckpt.agent.reports import Reports
+from jitckpt.agent.supervisor import Supervisor
 from jitckpt.decisions.recovery import Outcome
 from jitckpt.encoding.tree_codec import encode
 from jitckpt.errors import SaveError

@@ -345,7 +345,7 @@ def test_what_the_head_of_an_epoch_changes_twice_beside_a_save_function_is_said(
     again = objects()
     job = init(**again)
     for _ in job.epochs(1):
-        job._put_shared = None  # as where the save is the script's own
+        job._restored._put_shared = None  # as where the save is the script's own
         initialised(again)
         with pytest.warns(RuntimeWarning, match="before the batches of an epoch"):
             assert len([*job.batches(DataLoader(range(4)))]) == 2  # type: ignore[arg-type]

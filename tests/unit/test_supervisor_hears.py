@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import fields, replace
+from dataclasses import fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -16,9 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_protocol import json_values
 
+from jitckpt.agent.control.requests import SAME_REQUEST_SECONDS, Requests
 from jitckpt.agent.local_states import LocalStates
 from jitckpt.agent.processes.workers import Worker
-from jitckpt.agent.supervisor import SAME_REQUEST_SECONDS, Reports, Supervisor
+from jitckpt.agent.reports import Reports
+from jitckpt.agent.supervisor import Supervisor
 from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
@@ -82,9 +84,9 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived 
         workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
-    decide(supervisor._job)
+    decide(supervisor._known.job)
     supervisor._local_states.close()
-    os.close(supervisor._wake)
+    supervisor._requests.close()
     for event in log.events:
         assert event["event"] != "warning" or "host 1 says what makes no sense" in event["text"]
 
@@ -98,10 +100,10 @@ def test_what_another_host_has_ended_is_a_failure_that_it_has_seen(told: agents.
         workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
-    assert not isinstance(decide(supervisor._job), Wait), "it acts"
-    supervisor._order_save((0,))
+    assert not isinstance(decide(supervisor._known.job), Wait), "it acts"
+    supervisor._actions.order_save((0,))
     supervisor._local_states.close()
-    os.close(supervisor._wake)
+    supervisor._requests.close()
     assert [event["text"] for event in log.events if event["event"] == "detected"] == [
         "rank 1 was ended by its host, which has seen a failure"
     ]
@@ -130,7 +132,7 @@ class SecondHost:
             hosts=hosts,
             protection=protection,
         )
-        self.supervisor._job = replace(self.supervisor._job, in_memory=in_memory)
+        self.supervisor._known.note(in_memory=in_memory)
 
     def hear(self, said: Arrived | HostLost) -> None:
         self.others.said = [said]
@@ -142,7 +144,7 @@ def second_host(request: pytest.FixtureRequest) -> Iterator[SecondHost]:
     host = SecondHost(request.param)
     yield host
     host.supervisor._local_states.close()
-    os.close(host.supervisor._wake)
+    host.supervisor._requests.close()
 
 
 FAILED = Arrived(0, agents.HostAlarm("nccl_error", "a collective of rank 1 failed", [1]))
@@ -155,7 +157,7 @@ def test_what_is_in_memory_is_told_if_it_was_decided_before_the_loss_of_the_firs
 ) -> None:
     """A rank whose peer is lost fails, and that may be known before the loss of the host."""
     second_host.hear(FAILED)
-    second_host.supervisor._end((0, 1), ())
+    second_host.supervisor._actions.end((0, 1), ())
     assert capsys.readouterr().err == ""
     second_host.hear(HostLost(0, "the connection has ended"))
     told = "jitckpt: the state after step 7 is in memory; no file is needed.\n"
@@ -167,8 +169,8 @@ def test_who_saves_is_told_if_it_was_ordered_before_the_loss_of_the_first_host_w
     second_host: SecondHost, capsys: pytest.CaptureFixture[str]
 ) -> None:
     second_host.hear(FAILED)
-    second_host.supervisor._order_save((1,))
-    second_host.supervisor._change(1, save="ordered")
+    second_host.supervisor._actions.order_save((1,))
+    second_host.supervisor._known.change(1, save="ordered")
     assert capsys.readouterr().err == ""
     second_host.hear(HostLost(0, "the connection has ended"))
     assert capsys.readouterr().err == f"{LOST}jitckpt: rank 1 may take 60 s to save the state.\n"
@@ -182,7 +184,7 @@ def test_a_save_that_is_heard_of_as_the_ranks_are_being_ended_counts(
     registered = protocol.Registered(0, 1, 2, 0, 1, "fingerprint", "builtin", str(tmp_path))
     ended = protocol.SaveEnded(save_id=1, rank=0, shard=0, step=7, path="p", bytes=1, seconds=1.0)
     second_host.hear(Arrived(0, agents.Said(0, protocol.encode(registered).decode())))
-    second_host.supervisor._end((1,), ())
+    second_host.supervisor._actions.end((1,), ())
     second_host.hear(Arrived(0, agents.Said(0, protocol.encode(ended).decode())))
     told = [event["event"] for event in second_host.log.events]
     assert told == ["registered", "not_saved", "ranks_ended", "save_ended", "saved"]
@@ -194,7 +196,7 @@ def test_a_host_is_lost_also_once_its_ranks_have_failed(
 ) -> None:
     """What ends a host may end its ranks first; what it kept in memory is gone all the same."""
     second_host.hear(Arrived(0, agents.Ended(0, -9, "nothing")))
-    second_host.supervisor._end((1,), ())
+    second_host.supervisor._actions.end((1,), ())
     second_host.hear(HostLost(0, "the connection has ended"))
     assert second_host.failed == [([0], "unhealthy", set()), ([0], "offline", {0})]
     assert second_host.supervisor.gone_hosts == {0}
@@ -262,7 +264,7 @@ def test_what_makes_no_sense_is_noted_in_a_sentence(header: dict[str, Any], note
         workers=[], log=log, reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1, hosts=hosts
     )
     supervisor._hear_hosts()
-    os.close(supervisor._wake)
+    supervisor._requests.close()
     (event,) = log.events
     assert event["text"].startswith(NOTED)
     assert noted in event["text"]
@@ -303,16 +305,16 @@ def test_a_hang_is_transparent_modes_affair_until_that_gives_up() -> None:
         proxies=proxies,
     )
     investigation: Any = SimpleNamespace(begin=lambda rank, *_: looked_into.append(rank))
-    supervisor._investigation = investigation
+    supervisor._hangs.investigation = investigation
     hang = protocol.Hang("c", 7, "ncclAllReduce", 4, 61.0)
-    supervisor._hear(1, hang)
-    assert (looked_into, supervisor._job.suspected) == ([], False)
+    supervisor._messages.hear(1, hang)
+    assert (looked_into, supervisor._known.job.suspected) == ([], False)
     proxies.recovers = False
-    supervisor._look_into_hangs()
-    supervisor._hear(0, hang)
-    assert (looked_into, supervisor._job.suspected) == ([1, 0], True)
+    supervisor._hangs.look_into_waiting()
+    supervisor._messages.hear(0, hang)
+    assert (looked_into, supervisor._known.job.suspected) == ([1, 0], True)
     supervisor._local_states.close()
-    os.close(supervisor._wake)
+    supervisor._requests.close()
 
 
 # A signal comes to another thread, as it may where it comes just before the main one waits.
@@ -342,14 +344,13 @@ def test_a_signal_that_does_not_wake_the_main_thread_is_heard() -> None:
 def test_a_signal_that_comes_twice_at_once_is_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
     """A wrapper (uv run, srun) passes on what the agent gets by itself: that is nobody's impatience."""
     now = 100.0
-    monkeypatch.setattr("jitckpt.agent.supervisor.time.monotonic", lambda: now)
-    supervisor = Supervisor(
-        workers=[], log=EventLog(), reports=NOBODY, save_id=1, save_deadline=60, restarts_left=1
-    )
-    supervisor.interrupt(signal.SIGINT)
+    monkeypatch.setattr("jitckpt.agent.control.requests.time.monotonic", lambda: now)
+    requests = Requests(is_over=lambda: False)
+    requests.interrupt(signal.SIGINT)
     now += SAME_REQUEST_SECONDS / 2
-    supervisor.interrupt(signal.SIGTERM)
-    assert supervisor.interrupts == [signal.SIGINT]
+    requests.interrupt(signal.SIGTERM)
+    assert requests.interrupts == [signal.SIGINT]
     now += SAME_REQUEST_SECONDS
-    supervisor.interrupt(signal.SIGINT)
-    assert supervisor.interrupts == [signal.SIGINT, signal.SIGINT]
+    requests.interrupt(signal.SIGINT)
+    assert requests.interrupts == [signal.SIGINT, signal.SIGINT]
+    requests.close()

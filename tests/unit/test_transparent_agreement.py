@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from transparent_proxies import PAIR, WORLD, Proxy
 
-from jitckpt.agent.proxies.agreement import PATIENCE, Agreement
+from jitckpt.agent.proxies.agreement import Agreement
+from jitckpt.agent.proxies.validations import PATIENCE
 from jitckpt.decisions.transparent import validation
 from jitckpt.wire.proxy_messages import (
     HEALTHY,

@@ -1,0 +1,242 @@
+"""What ranks wait for at their steps: that a minibatch is validated, that states may stay on their devices.
+
+Where all ranks wait behind a step they may also come to rest, with servers that have nothing.
+"""
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+from jitckpt.agent.proxies.recovering import JobInRecovery, Note, Tell
+from jitckpt.decisions.transparent import replicas, validation
+from jitckpt.wire import proxy_messages
+from jitckpt.wire.communicators import RecoveryNumber
+
+# Seconds that ranks wait for others before their optimizer steps, to validate their minibatches.
+PATIENCE = 30.0
+LEFT_OUT, VALID, STAYS = range(3)  # what Validated says of a minibatch: see there
+
+
+class Validations:
+    """Of one start of a job. Times are of one monotonic clock, in seconds."""
+
+    def __init__(self, job: JobInRecovery, tell: Tell, note: Note) -> None:
+        self._job, self._tell, self._note = job, tell, note
+        self.waiting: dict[int, proxy_messages.Validates] = {}  # what ranks say that wait for the others
+        self._answered: dict[int, proxy_messages.Validated] = {}  # what ranks were told last, that had waited
+        self.patient_until: float | None = None
+        self._number: RecoveryNumber | None = None  # the newest recovery that is no more than that
+        self.rest: RecoveryNumber | None = None  # the recovery in which all are to come to rest, and stay so
+        self._has_rested = False  # that was done, and the ranks wait for nothing else at their places
+        self._for_rest: set[int] = set()  # the numbers of recoveries that nothing but that has led to
+        self._proven = False  # a minibatch was valid
+        self.switched_off = False
+        self.failed = ""  # why a rank can't be kept any more, a clause; at the end of a recovery under way
+        self._relied = False  # a failure was recovered from, and no minibatch was valid since
+        self._compares = False  # what the newest recovery leads to
+        self._shards: dict[int, int] = {}  # while the ranks try whether their states can stay
+        self._stays = False  # whether the ranks' states stay on their devices
+
+    def look(self, now: float) -> None:
+        """Find who has not come in time."""
+        if self.patient_until is not None and now >= self.patient_until:
+            late = [rank for rank in self._job.ranks if rank not in self.waiting]
+            self.leave_out(f"rank {late[0]} has not come to its optimizer step within {PATIENCE:g} s")
+
+    def go_on(self) -> None:
+        """The ranks have been at rest; their servers are gone by now."""
+        self.rest, self._has_rested = None, True
+        self.begin_for_rest()
+
+    def at_rest(self) -> dict[str, Any]:
+        """Return what another agreement needs to know to go on from there, in plain data."""
+        return {"stays": self._stays, "relied": self._relied}
+
+    def go_on_from(self, rest: Mapping[str, Any]) -> None:
+        """The ranks were made again as they were `at_rest` of another agreement."""
+        self._proven, self._stays, self._relied = True, bool(rest["stays"]), bool(rest["relied"])
+
+    def awaits(self, rank: int) -> bool:
+        """Whether others wait for this rank."""
+        return bool(self.waiting) and rank not in self.waiting
+
+    def is_newest(self, recovery: RecoveryNumber) -> bool:
+        """Whether this recovery does no more than validate."""
+        return recovery == self._number
+
+    def recovery_begins(self, before: RecoveryNumber) -> None:
+        """Those that wait for a validation say anew what they have come to. before: the recovery before."""
+        self._compares = bool(self.waiting) or before == self._number
+        self.waiting, self.patient_until = {}, None
+
+    def recovered(self, recovery: RecoveryNumber) -> None:
+        self._relied |= not self._compares and recovery != self._number
+
+    def begin_for_rest(self) -> None:
+        """Begin a recovery though nothing has failed, in which no server stays."""
+        self._job.coordinator = replace(self._job.coordinator.begin(), servers_stay=False)
+        self._for_rest.add(self._job.coordinator.recovery[1])
+
+    def hear(self, rank: int, message: proxy_messages.Validates, now: float) -> None:
+        if message.says == proxy_messages.FAILED:
+            self.failed = f"{message.text} (rank {rank})"
+            return
+        answer = self._answer_again(rank, message)
+        if answer is not None:
+            self._answered[rank] = proxy_messages.Validated(message.recovery, message.place, answer)
+            self._tell(rank, self._answered[rank])
+            return
+        if message.says not in (proxy_messages.TRIED, proxy_messages.SWITCH_OFF, proxy_messages.RESTS):
+            # Perhaps not its first word here: a failure can take that away. The state is in images, else
+            # nobody would validate.
+            self._shards, self._stays = {}, False
+        if not self.waiting:
+            self.patient_until = now + PATIENCE
+        self.waiting[rank] = message
+
+    def _answer_again(self, rank: int, message: proxy_messages.Validates) -> int | None:
+        """Return what a rank was told where it waits, if it has not heard it since a failure came before.
+
+        Or where the others wait no more. None: they still do; or it is no answer to what the rank says.
+        """
+        told = self._answered.get(rank)
+        if told is not None and told.place == message.place:
+            return None if message.says == proxy_messages.SWITCH_OFF else told.valid
+        if message.says == proxy_messages.TRIED:
+            return None if self._shards else VALID
+        needed = message.says != proxy_messages.SWITCH_OFF and self._is_needed(message.place)
+        return LEFT_OUT if needed else None
+
+    def _is_needed(self, place: int) -> bool:
+        """Return whether a rank can't wait there: another is past it, and can't come on without it.
+
+        That one's calls are being made again, perhaps up to where it waited for what this one sends next.
+        """
+        return any(
+            told.valid == LEFT_OUT
+            and told.place >= place
+            and self._job.ranks[other].participant.phase == "carrying out"
+            for other, told in self._answered.items()
+        )
+
+    def _let_state_stay(self) -> int:
+        """Return what the ranks are told that have tried it: whether their states stay."""
+        reasons = [f"{one.unfit} (rank {rank})" for rank, one in self.waiting.items() if one.unfit]
+        shards, self._shards = self._shards, {}
+        if reasons:
+            self._note("state_in_images", text=reasons[0])
+            return VALID
+        for rank, shard in shards.items():
+            self._job.ranks[rank].shard = shard
+        self._stays = True
+        self._note("state_stays", replicas=replicas.groups(shards))
+        return STAYS
+
+    def _let_state_try(self) -> int:
+        """Return what the ranks are told, whose minibatches are valid: whether their states may stay."""
+        said = self.waiting
+        if not any(one.digest or one.unfit for one in said.values()):
+            return VALID  # nobody wants that
+        shards = replicas.shards({rank: one.digest for rank, one in said.items()})
+        reasons = [f"{one.unfit} (rank {rank})" for rank, one in said.items() if one.unfit]
+        # Each rank waits for all others before each of its steps.
+        if len({report.kept_to for report in self._job.coordinator.reports.values()}) > 1:
+            reasons.append("not all ranks have made equally many steps")
+        reasons += [f"no other rank has the state of rank {rank}" for rank in replicas.alone(shards)]
+        if reasons:
+            self._note("state_in_images", text=reasons[0])
+            return VALID
+        self._shards = shards
+        return STAYS
+
+    def leave_out(self, why: str) -> None:
+        """Have the ranks that wait for a validation go on; why: a clause."""
+        if any(one.says == proxy_messages.RESTS for one in self.waiting.values()):
+            has_rested, self._has_rested = self._has_rested, False
+            if has_rested:
+                self._note("rested")
+            else:
+                self._note("no_rest", text=why)
+            self._tell_validated(LEFT_OUT)
+        elif self._shards:
+            self._shards = {}
+            self._note("state_in_images", text=why)
+            self._tell_validated(VALID)
+        else:
+            self._note("validation_left_out", text=why)
+            self._tell_validated(LEFT_OUT)
+
+    def _tell_validated(self, valid: int) -> None:
+        for rank, message in self.waiting.items():
+            self._answered[rank] = proxy_messages.Validated(
+                self._job.coordinator.recovery, message.place, valid
+            )
+            self._tell(rank, self._answered[rank])
+        self.waiting, self.patient_until = {}, None
+
+    def validate(self) -> None:
+        """Once all ranks wait before their steps: have them go back and make their calls again, or go on."""
+        said = self.waiting
+        if self._job.coordinator.phase != "watching":
+            return
+        if self.failed and not self.switched_off:
+            self._switch_off(validation.told(self.failed))
+            return
+        if not said:
+            return
+        gone = [rank for rank, one in self._job.ranks.items() if one.gone]
+        if gone:
+            self.leave_out(f"rank {gone[0]} can't take part: {self._job.ranks[gone[0]].gone}")
+        elif any(one.says == proxy_messages.RESTS for one in said.values()):
+            self._come_to_rest()
+        elif self._stays or said.keys() == self._job.ranks.keys():
+            left_out = [one.text for one in said.values() if one.says == proxy_messages.LEFT_OUT]
+            wrong = [rank for rank, one in said.items() if one.says == proxy_messages.SWITCH_OFF]
+            if left_out:
+                self.leave_out(left_out[0])
+            elif any(one.says in (proxy_messages.FIRST, proxy_messages.AGAIN) for one in said.values()):
+                # Also where another rank has nothing to learn any more: it may have lacked what this one has.
+                self._job.coordinator = self._job.coordinator.begin()
+                self._number = self._job.coordinator.recovery
+            elif wrong:
+                self._switch_off(validation.told(f"{said[wrong[0]].text} (rank {wrong[0]})", self._relied))
+            elif self._shards:
+                self._tell_validated(self._let_state_stay())
+            else:
+                self._relied, self._proven = False, True
+                for rank, one in said.items():
+                    log_bytes, image_bytes = self._job.ranks[rank].memory
+                    self._note(
+                        "validated", rank=rank, text=one.text, log_bytes=log_bytes, image_bytes=image_bytes
+                    )
+                self._tell_validated(self._let_state_try())
+
+    def _switch_off(self, text: str) -> None:
+        self.switched_off = True
+        self._job.coordinator = self._job.coordinator.switch_off(text)
+
+    def _come_to_rest(self) -> None:
+        """Once all ranks wait behind the step after which they are to rest: have them do so, once."""
+        said = self.waiting
+        if said.keys() != self._job.ranks.keys():
+            return
+        elsewhere = [rank for rank, one in said.items() if one.says != proxy_messages.RESTS]
+        unfit = [f"{one.unfit} (rank {rank})" for rank, one in said.items() if one.unfit]
+        if self._has_rested:
+            self._has_rested = False
+            self._note("rested")
+            self._tell_validated(VALID)
+        elif elsewhere or len({one.place for one in said.values()}) > 1:
+            self.leave_out("not all ranks have come to the same step")
+        elif unfit:
+            self.leave_out(unfit[0])
+        elif not self._proven:
+            self.leave_out("no minibatch of it has been validated yet")
+        else:
+            self._note("held")
+            self.begin_for_rest()
+            self.rest = self._job.coordinator.recovery
+
+    def is_no_failure(self, recovery: RecoveryNumber) -> bool:
+        """Return whether nothing has failed that has led to this recovery."""
+        return recovery == self._number or recovery[1] in self._for_rest
