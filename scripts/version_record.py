@@ -1,8 +1,9 @@
 """Prints what a run of scripts/test found, and with which versions: a line of docs/data/versions.jsonl.
 
-    python scripts/version_record.py LOGS [--quick]
+    python scripts/version_record.py LOGS COMMAND
 
-LOGS is the folder of the run's logs. `scripts/test --record` calls this in the environment that was tested.
+LOGS is the folder of the run's logs, COMMAND what it was. `scripts/test --record` calls this in the
+environment that was tested.
 """
 
 import argparse
@@ -45,7 +46,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("logs", type=Path)
-    parser.add_argument("--quick", action="store_true", help="the run was `scripts/test --quick`")
+    parser.add_argument("command")
     given = parser.parse_args()
     logs = [*given.logs.glob("pytest-*.log"), *given.logs.glob("native-*.log")]
     counts = counted(log.read_text(errors="replace") for log in logs)
@@ -66,7 +67,7 @@ def main() -> int:
         "passed": counts["passed"],
         "failed": counts["failed"],
         "skipped": counts["skipped"],
-        "command": f"scripts/test{' --quick' * given.quick}",
+        "command": given.command,
         "commit": commit,
         "date": datetime.date.today().isoformat(),
     }
