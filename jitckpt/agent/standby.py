@@ -187,6 +187,8 @@ class _Waiting:
                 with contextlib.suppress(OSError):
                     writer.write(visiting.encode(Refused(str(error))))
                     await writer.drain()
+        except asyncio.CancelledError:
+            pass  # the job is over; asyncio would write a traceback
         finally:
             writer.close()
 

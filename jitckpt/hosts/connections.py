@@ -156,11 +156,13 @@ class Hosts:
     def hand_over(self, to: Host, within: float) -> bool:
         """Tell the other hosts that another comes in this one's place, and hear them to their last words.
 
-        What they say afterwards waits for the other. Returns whether all have done so in time.
+        What they say afterwards waits for the other. Returns whether all that are not lost have done so in
+        time.
         """
         self._told_last.clear()
         self._all_told.clear()
         self.broadcast(agents.TakesPlace(to.address, to.port))
+        self._in_loop(self._see_whether_all_told)
         return self._all_told.wait(within)
 
     def waiting(self, host: int) -> int:
@@ -408,8 +410,7 @@ class Hosts:
                 return False
             case Arrived(host, agents.LastWords()):
                 self._told_last.add(host)
-                if self._told_last >= self._connected.keys() - self._lost:
-                    self._all_told.set()
+                self._see_whether_all_told()
             case _:
                 self._put(said)
         return True
@@ -435,6 +436,11 @@ class Hosts:
             self._put(HostLost(host, reason))
             for received in self._receipts.pop(host).values():
                 received()
+            self._see_whether_all_told()
+
+    def _see_whether_all_told(self) -> None:
+        if self._told_last >= self._connected.keys() - self._lost:
+            self._all_told.set()
 
     def _ask_for_receipt(self, host: int, received: Callable[[], None]) -> None:
         if host in self._lost:

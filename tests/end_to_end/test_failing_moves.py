@@ -1,19 +1,21 @@
 """Ranks of a host leave it for one that stands by, and the move itself fails."""
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
 from launcher import Launcher
-from namespaces import Namespaces, namespaces
+from namespaces import Namespaces, kill, namespaces
 from test_standby import finals, job, undisturbed
 
 from jitckpt.events import read_events
+from jitckpt.rehearsal.runs import lasting_shared_memory
 
 __all__ = ["undisturbed"]
 
-OLD, STANDBY = 1, 2
+LEADER, OLD, STANDBY = 0, 1, 2
 FAULT = "rank=3 step=8"
 NO_RESTART = ("--max-restarts", "0")
 
@@ -63,3 +65,26 @@ def test_where_one_that_stands_by_can_not_make_them_again_another_does(
     assert sorted(len(finals(one.out)) for one in ended[STANDBY:]) == [0, 2], told
     steps = (launcher.directory / "steps").read_text().split()
     assert len(steps) == len(set(steps)), "a rank was there twice"
+
+
+@pytest.mark.parametrize("lost", [LEADER, OLD, STANDBY])
+def test_whichever_host_dies_in_the_move_nothing_is_left_and_nobody_hangs(
+    launcher: Launcher, hosts: Namespaces, lost: int
+) -> None:
+    before = set(os.listdir("/dev/shm"))
+    seen = launcher.directory / "seen"
+    program = acting(launcher, "restore", f"touch {seen}; sleep 3")
+    started = job(launcher, hosts, [FAULT], 1, *NO_RESTART, program=program)
+    arm(launcher)
+    launcher.wait_until(seen.exists)
+    kill(hosts, lost)
+    (launcher.directory / "go").touch()
+    ended = [launcher.finish(one) for one in started]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert "Traceback" not in "".join(one.err for host, one in enumerate(ended) if host != lost), told
+    if lost == STANDBY:  # the script gets its error, on its own host
+        assert "the ranks of this host were not moved to another one" in ended[OLD].err, told
+        assert "CUDA error" in ended[OLD].err, told
+    assert finals("".join(one.out for one in ended)) == [], told
+    assert launcher.survivors() == [], told
+    assert lasting_shared_memory(before) == []

@@ -83,6 +83,14 @@ def test_what_was_sent_before_the_end_arrives_before_the_loss(meeting: Meeting) 
     a.send(1, WantSave(1))
 
 
+def test_who_leaves_waits_for_no_last_words_of_a_lost_host(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    b.close()
+    meeting.hosts.remove(b)
+    assert take(a) == HostLost(1, "the connection has ended")
+    assert a.hand_over(a.all[0], 10.0)
+
+
 def test_a_host_that_never_comes_is_lost(meeting: Meeting) -> None:
     a, _ = meeting.prepare(2)
     a.connect(0.1)

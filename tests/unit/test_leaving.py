@@ -399,3 +399,17 @@ def test_images_that_take_their_time_are_no_sign_of_another_clock(monkeypatch: p
         return found
 
     assert asyncio.run(restored()).port
+
+
+def test_a_job_that_is_over_as_ranks_come_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:
+    async def over() -> None:
+        waiting = standing_by()
+        server = await asyncio.start_server(waiting._called, "127.0.0.1")
+        place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
+        _, _, writer = await departure([])._connected([place])
+        writer.write(visiting.encode(MOVE))
+        while not waiting._takes.locked():
+            await asyncio.sleep(0.01)
+
+    asyncio.run(over())  # which ends all that is still under way
+    assert caplog.text == ""
