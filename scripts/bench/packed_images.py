@@ -27,6 +27,7 @@ from jitckpt.agent.standby import _receive_files
 from jitckpt.hosts import visiting
 from jitckpt.wire.moves import Whole
 
+PATIENCE = 60.0  # seconds with one that sends nothing
 LINKS = {"1 Gbit/s": 125e6, "2.5 Gbit/s": 312e6, "10 Gbit/s": 1.25e9, "as fast as it goes": float("inf")}
 
 
@@ -77,7 +78,7 @@ async def seconds(path: Path, rate: float, packs: bool) -> tuple[float, int]:
 
         async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             limited: Any = Limited(reader, rate)
-            await _receive_files(limited, {1: rank})
+            await _receive_files(limited, {1: rank}, PATIENCE)
             came.set_result(None)
             writer.close()
 

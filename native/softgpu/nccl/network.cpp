@@ -236,8 +236,6 @@ std::byte* Network::slot_of(const News& news, int from, int to) {
   }
 }
 
-void Network::wake() {
-  eventfd_write(wake_.get(), 1);
-}
+void Network::wake() { eventfd_write(wake_.get(), 1); }
 
 }  // namespace softgpu::nccl
