@@ -92,10 +92,8 @@ class PlainAttributes:
         new = {path for path, one in owners.items() if known.get(id(one.object)) != path}
         self._owners = owners
         self._around.clear()
-        for known_of in (
-            *(self._marks, self._copies, self._tensors),
-            *(self._sizes, self._built, self._places, self._inside),
-        ):
+        kept = self._marks, self._copies, self._tensors, self._sizes, self._built, self._places, self._inside
+        for known_of in kept:
             for key in [key for key in known_of if key[0] in new or key[0] not in owners]:
                 del known_of[key]
         self._first = {key for key in self._first if key[0] in owners and key[0] not in new}

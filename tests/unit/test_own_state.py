@@ -110,15 +110,15 @@ def test_what_was_changed_behind_its_step_is_copied_again_or_not_saved() -> None
     saver.cancel.assert_called_once_with(2)
 
 
-def test_there_is_nothing_to_go_back_to_only_where_no_way_of_saving_has_it() -> None:
-    for before, base, periodic, safe, expected in (
-        (True, 0, True, False, True),
-        (False, 0, True, False, False),
-        (True, 4, True, False, False),
-        (True, 0, False, False, False),
-        (True, 0, True, True, False),
+def test_there_is_nothing_to_go_back_to_only_where_no_file_has_it() -> None:
+    """What memory had is lost where nothing of it is found, and keeps no job from beginning anew."""
+    for before, base, periodic, expected in (
+        (True, 0, True, True),
+        (False, 0, True, False),
+        (True, 4, True, False),
+        (True, 0, False, False),
     ):
         one = savers()
-        one._periodic, one.snapshots = Mock(nothing_before=periodic), Mock(has_been_safe=safe)
+        one._periodic = Mock(nothing_before=periodic)
         one._nothing_saved_before, one.base = before, base
         assert one.is_nothing_saved() == expected

@@ -29,7 +29,7 @@ from jitckpt.state import counters
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept_variables import PART, VariablesNow
 from jitckpt.wire import protocol
-from jitckpt.worker.protection import Protection
+from jitckpt.worker.around_steps import AroundSteps
 from jitckpt.worker.saving import saver
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.outside_changes import Replacement
@@ -332,20 +332,20 @@ def test_an_iteration_has_ended_once_all_is_written_that_a_save_reads_of_it() ->
         return True  # the parameters have changed
 
     settling: Any = SimpleNamespace(
-        _checker=None,
+        _check=SimpleNamespace(is_pending=lambda step: False),
         _outside=SimpleNamespace(minibatch_begun=reads),
-        _host=SimpleNamespace(model=SimpleNamespace(held=lambda: reads() and host.shared().held)),
-        _history=history,
-        _look_at_extra_behind_step=reads,
+        _lookouts=SimpleNamespace(extra=SimpleNamespace(goes_on=reads)),
         _goes_on=reads,
-        _write_at_boundary=reads,
-        _save_periodically=lambda step: None,
-        _beside=[],
-        _found=None,
+        _own=SimpleNamespace(goes_on=reads),
+        _host=SimpleNamespace(model=SimpleNamespace(held=lambda: reads() and host.shared().held)),
+        _read=SimpleNamespace(settle=reads),
+        _history=history,
+        _settle=lambda step, changed: AroundSteps._settle(settling, step, changed),
+        _savers=SimpleNamespace(save_if_due=lambda step: None, boundary=lambda step: None),
         _settle_check=lambda *_: None,
     )
-    Protection._settle_at_boundary.__wrapped__(settling, STEP)  # type: ignore[attr-defined]
-    assert went_on == [True] * 5
+    AroundSteps._settle_at_boundary.__wrapped__(settling, STEP)  # type: ignore[attr-defined]
+    assert went_on == [True] * 6
     assert not history.goes_on(STEP)
 
 

@@ -17,7 +17,6 @@ from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED, HostMemory
-from jitckpt.worker.savers import Savers
 from jitckpt.worker.saving.host_copies import _laid_out_as
 from jitckpt.worker.saving.periodic import PeriodicSaver, PeriodicSettings
 from jitckpt.worker.saving.snapshots import SnapshotRule, Snapshots
@@ -179,17 +178,6 @@ def test_a_device_that_fails_does_not_take_what_is_in_memory_with_it(
     assert host_memory.word(memory, OFF) == 1, "it refuses each time, but the training goes on"
     assert len(told) == 1
     kept.descriptors.clear()
-
-
-def test_what_memory_had_and_has_lost_does_not_keep_a_job_from_beginning_anew(memory: int) -> None:
-    """Of a shard that is lost with memory nothing is left, and the others' saves are of no use."""
-    host_memory.put_word(memory, SAFE, 7)
-    savers: Any = SimpleNamespace(
-        _periodic=None, base=0, _nothing_saved_before=True, snapshots=made_of(memory)
-    )
-    assert Savers.is_nothing_saved(savers)
-    savers._nothing_saved_before = False
-    assert not Savers.is_nothing_saved(savers)
 
 
 def test_what_lies_otherwise_on_the_device_is_in_memory_as_all_else(
