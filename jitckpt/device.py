@@ -71,7 +71,8 @@ def device_environment(
 def choose_device(kind: str, environment: Mapping[str, str]) -> str:
     """Return softgpu or cuda for one of KINDS: `auto` is softgpu unless an NVIDIA driver answers.
 
-    Raises DeviceError for cuda where none does.
+    Raises DeviceError for cuda where none does, and for `auto` where Slurm has given GPUs: a node whose
+    driver is dead is not to train on softgpu in silence.
     """
     if kind == "softgpu":
         return kind
@@ -83,8 +84,16 @@ def choose_device(kind: str, environment: Mapping[str, str]) -> str:
             )
         return kind
     softgpus = ("libsoftgpu.so", "libsoftgpu_host.so")
-    inside_softgpu = any(Path(library).name in softgpus for library in _preloaded(environment))
-    return "softgpu" if inside_softgpu or not driver_answers() else "cuda"
+    if any(Path(library).name in softgpus for library in _preloaded(environment)):
+        return "softgpu"
+    if driver_answers():
+        return "cuda"
+    if (given := environment.get("SLURM_GPUS_ON_NODE", "0")) not in ("", "0"):
+        raise DeviceError(
+            f"Slurm has given this step {given} GPUs of its node, and no NVIDIA driver answers here: drain the "
+            "node (scontrol update NodeName=... State=DRAIN Reason=...), or choose --device softgpu."
+        )
+    return "softgpu"
 
 
 def check_libraries(kind: str, library_dir: Path, *, proxy: bool = False, relay: bool = False) -> None:

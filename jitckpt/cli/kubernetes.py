@@ -124,6 +124,8 @@ def _training(args: argparse.Namespace, run: list[str]) -> JobToRun:
             "--memory-tier needs --memory-limit here: a pod that takes more than it has is killed"
         )
     beside = LAUNCHER + max(args.gpus, 1) * (RANK + wanted.staging)
+    if args.gpus and wanted.device == "auto":
+        run = ["--device", "cuda", *run]  # with a dead driver a pod is to end, not to train on softgpu
     seconds = wanted.save_deadline + (wanted.objects_deadline if wanted.objects is not None else 0)
     return JobToRun(
         name=args.name,

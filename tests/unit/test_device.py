@@ -115,6 +115,9 @@ print(driver_answers(), choose_device("auto", {}), choose_device("cuda", {}) if 
 @pytest.mark.skipif(driver_answers(), reason="this machine has an NVIDIA driver")
 def test_without_a_driver_auto_is_softgpu_and_cuda_is_refused() -> None:
     assert choose_device("auto", {}) == "softgpu"
+    with pytest.raises(DeviceError, match=r"Slurm has given this step 4 GPUs .* --device softgpu"):
+        choose_device("auto", {"SLURM_GPUS_ON_NODE": "4"})
+    assert choose_device("softgpu", {"SLURM_GPUS_ON_NODE": "4"}) == "softgpu"
     with pytest.raises(DeviceError, match="Choose --device softgpu"):
         choose_device("cuda", {})
 

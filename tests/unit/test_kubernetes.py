@@ -276,6 +276,19 @@ def test_what_is_in_the_pod_need_not_be_here(options: list[str], capsys: pytest.
     assert pod["containers"][0]["args"][-len(run) :] == run
 
 
+@pytest.mark.parametrize(
+    ("gpus", "given", "device"),
+    [("8", [], "--device cuda"), ("0", [], ""), ("8", ["--device", "softgpu"], "--device softgpu")],
+)
+def test_a_pod_with_gpus_does_not_train_without(
+    gpus: str, given: list[str], device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its driver may be dead, and softgpu would take over in silence."""
+    (pod,) = pods(printed(capsys, "--gpus", gpus, "--", *given, "train.py"))
+    arguments = pod["containers"][0]["args"]
+    assert " ".join(arguments[arguments.index("--device") :][:2] if "--device" in arguments else []) == device
+
+
 def test_this_machines_own_variables_say_nothing_of_the_pods(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
