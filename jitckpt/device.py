@@ -90,8 +90,8 @@ def choose_device(kind: str, environment: Mapping[str, str]) -> str:
         return "cuda"
     if (given := environment.get("SLURM_GPUS_ON_NODE", "0")) not in ("", "0"):
         raise DeviceError(
-            f"Slurm has given this step {given} GPUs of its node, and no NVIDIA driver answers here: drain the "
-            "node (scontrol update NodeName=... State=DRAIN Reason=...), or choose --device softgpu."
+            f"Slurm has given this step {given} GPUs of its node, and no NVIDIA driver answers here: drain "
+            "the node (scontrol update NodeName=... State=DRAIN Reason=...), or choose --device softgpu."
         )
     return "softgpu"
 
