@@ -189,6 +189,11 @@ class Hosts:
             os.eventfd_read(self.wake)
         return [self._inbox.popleft() for _ in range(len(self._inbox))]
 
+    def give_back(self, taken: Sequence[Arrived | Unclear | HostLost]) -> None:
+        """Have what was taken come again, before all else: nobody has acted on it."""
+        self._inbox.extendleft(reversed(taken))
+        os.eventfd_write(self.wake, 1)
+
     def close(self) -> None:
         """End all connections, once what was sent is on its way."""
         if self._thread.is_alive():

@@ -21,6 +21,7 @@ from jitckpt.agent.migration.leaving import Departure
 from jitckpt.bindings.criu import CriuError
 from jitckpt.decisions.belongings import Carried
 from jitckpt.hosts import link, visiting
+from jitckpt.hosts.connections import HostLost
 from jitckpt.hosts.standbys import Standby
 from jitckpt.ring import local_state
 from jitckpt.system import network_lock
@@ -104,6 +105,7 @@ class MadeUpHosts:
     def __init__(self) -> None:
         self.answers = True
         self.told: list[int] = []  # the ports of those that come
+        self.heard: list[Any] = []
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever)
         self._thread.start()
@@ -128,7 +130,11 @@ class MadeUpHosts:
         return self.answers
 
     def take(self) -> list[Any]:
-        return []
+        heard, self.heard = self.heard, []
+        return heard
+
+    def give_back(self, taken: list[Any]) -> None:
+        self.heard = [*taken, *self.heard]
 
 
 class Leaving:
@@ -237,6 +243,15 @@ def test_where_nobody_can_make_them_again_all_go_on_here_with_what_they_have_sai
     assert len(job.came) == 2, "the images went to more than two hosts, or to one"
     assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
     assert f"The host that stands by says: {NO_ROOM}" in job.said[-1]
+
+
+def test_that_another_host_is_lost_is_heard_here_where_the_ranks_have_not_gone(job: Leaving) -> None:
+    """Else this host would wait for the end of that one's ranks for ever."""
+    job.hosts.heard = [HostLost(0, "it is gone")]
+    job.stands_by(job.restore)  # and is gone itself, before it has taken the place
+    assert not job.leave()
+    assert job.whereabouts == ([], ALL, [4711])
+    assert job.hosts.heard == [HostLost(0, "it is gone")]
 
 
 def test_another_host_that_stands_by_is_asked_where_the_first_one_can_not(job: Leaving) -> None:

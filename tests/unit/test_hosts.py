@@ -68,6 +68,18 @@ def test_every_host_can_speak_to_every_other(meeting: Meeting) -> None:
     assert (c.name(1), c.host_of(2)) == ("host 1 (127.0.0.1)", 2)
 
 
+def test_what_is_given_back_comes_again_before_all_else(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    b.send(0, TakesIn("first"))
+    first = take(a)
+    b.send(0, TakesIn("second"))
+    assert select.select([a.wake], [], [], PATIENCE)[0]
+    a.give_back([first])
+    assert a.take() == [first, Arrived(1, TakesIn("second"))]
+    a.give_back([first])
+    assert take(a) == first
+
+
 def test_what_was_sent_before_the_end_arrives_before_the_loss(meeting: Meeting) -> None:
     a, b = meeting.meet(2)
     for number in range(100):

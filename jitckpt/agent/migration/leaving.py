@@ -195,7 +195,8 @@ class Departure:
         ):
             raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
         said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
-        said += [one for one in self._hosts.take() if isinstance(one, Arrived)]
+        taken = self._hosts.take()
+        said += [one for one in taken if isinstance(one, Arrived)]
         known = None if self._messenger is None else self._messenger.known
         hand_over = HandOver(
             "" if self._barrier is None else self._barrier.content.hex(),
@@ -206,7 +207,11 @@ class Departure:
             transfer,
             sent.restored.seconds,
         )
-        self._hosts.start(self._finish(sent.reader, sent.writer, hand_over)).result()
+        try:
+            self._hosts.start(self._finish(sent.reader, sent.writer, hand_over)).result()
+        except BaseException:
+            self._hosts.give_back(taken)  # else this host would not know who is lost, and wait for ever
+            raise
         return sent.size, sent.standby.address
 
     def _told_of(self, one: _Dumped) -> DumpedRank:
