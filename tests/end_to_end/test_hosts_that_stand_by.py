@@ -3,7 +3,9 @@
 import sys
 import time
 from collections.abc import Iterator
+from functools import partial
 
+import psutil
 import pytest
 from gpt import TRAINING, digests
 from launcher import Launcher, until_told
@@ -61,6 +63,15 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
     return Job(launcher, hosts)
 
 
+def has_warm_process(agent: psutil.Process) -> bool:
+    """Return whether a process of the agent's has loaded torch, and waits to be a rank."""
+    return any(
+        any("jitckpt.worker.spare" in word for word in one.cmdline())
+        and any("libtorch_cpu" in mapped.path for mapped in one.memory_maps())
+        for one in agent.children(recursive=True)
+    )
+
+
 def test_two_that_stand_by_wait_for_the_one_that_is_left(job: Job, undisturbed: list[str]) -> None:
     """They are two, as many as the job needs, and come to the next meeting before it."""
     command = [*QUICK, job.launcher.script(PAUSING), *TRAINING]
@@ -69,6 +80,8 @@ def test_two_that_stand_by_wait_for_the_one_that_is_left(job: Job, undisturbed: 
     await_line(agents[0], "pauses\n")
     spares = [job.start(host, *command) for host in (2, 3)]
     told = [until_told(spare, "this host stands by: it takes the place") for spare in spares]
+    for spare in spares:
+        job.launcher.wait_until(partial(has_warm_process, psutil.Process(spare.pid)))
     job.kill(1)
     (job.launcher.directory / "go").touch()
     agents[1].communicate()
