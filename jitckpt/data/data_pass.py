@@ -9,6 +9,7 @@ A loader with state_dict and load_state_dict goes on by its own state.
 import copy
 import math
 import sys
+import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterable, Iterator
@@ -27,6 +28,7 @@ from jitckpt.data import chosen_samples, dealing, made_in_loop
 from jitckpt.data.dataset_generators import DatasetGenerators, have_gone_on, lost_places
 from jitckpt.data.generators import Generators
 from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
+from jitckpt.data.reading_again import ReadingAgain, ReadTime
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.errors import CheckpointError
 
@@ -188,6 +190,7 @@ class Pass(ABC):
         self._goes_on = saved is not None
         self.state = PassState() if saved is None else copy.deepcopy(saved)
         self._iterator: Iterator[Any] | None = None
+        self._read_time: ReadTime | None = None  # where a restart has to read what was handed out
         if not (self.state.ended and self.state.begun == b""):
             if saved is None and self.chooses:
                 self.state.chosen = chosen_samples.chosen(of.loader, of.warn)
@@ -200,7 +203,7 @@ class Pass(ABC):
         """Return the next batch. Raises StopIteration at the end."""
         if self._iterator is None:
             raise StopIteration
-        before = _is_drawing.set(True)
+        before, began = _is_drawing.set(True), time.monotonic()
         try:
             batch = next(self._iterator)
         except StopIteration:
@@ -209,6 +212,8 @@ class Pass(ABC):
         finally:
             _is_drawing.reset(before)
         self.state.batches += 1
+        if self._read_time is not None:
+            self._read_time.took(time.monotonic() - began, self.state.batches)
         return self._handed_out(batch)
 
     def end(self, left: bool = False) -> None:
@@ -233,16 +238,22 @@ class Pass(ABC):
     def _handed_out(self, batch: Any) -> Any:
         return batch
 
-    def _read_again(self) -> None:
-        """Read what was handed out before; generators have to be as they were as the pass began."""
+    def _begin_to_read(self) -> None:
+        """Read again what was handed out before; generators have to be as they were as the pass began."""
         assert self._iterator is not None
-        count, self.state.batches = self.state.batches, 0
         kind = type(self._of.loader).__name__
+        if self._goes_on:
+            self._read_again(kind)
+        self._read_time = ReadTime(kind, self._of.warn)
+
+    def _read_again(self, kind: str) -> None:
+        count, self.state.batches = self.state.batches, 0
         if count:
             self._of.warn(
                 f"The {count} batches that a {kind} gave before the failure are read again, as nothing tells "
                 "how to leave them out; one with state_dict and load_state_dict would be asked."
             )
+        again, began = ReadingAgain(kind, count, self._of.warn), time.monotonic()
         for number in range(count):
             try:
                 self.next()
@@ -251,6 +262,7 @@ class Pass(ABC):
                     f"A {kind} gave {count} batches before the failure, and now ends after {number}: its "
                     "data are not what they were."
                 ) from None
+            again.has_come_to(number + 1, time.monotonic() - began)
 
 
 class OtherPass(Pass):
@@ -268,8 +280,8 @@ class OtherPass(Pass):
             loader.load_state_dict(packed.unpack(state.own))  # type: ignore[attr-defined]
         was_ended, was_left = state.ended, state.left
         self._iterator = self._iterate()
-        if self._goes_on and not self._has_state:
-            self._read_again()
+        if not self._has_state:
+            self._begin_to_read()
         if was_ended:
             if not was_left:  # so that the next pass is a new one for the loader, too
                 for _ in self._iterator:
@@ -374,8 +386,7 @@ class _IterablePass(_PlainPass):
         else:
             state.begun = packed.pack(self._generators.capture())
         self._iterate("at_start", 0)
-        if self._goes_on:
-            self._read_again()
+        self._begin_to_read()
         if was_ended:
             self.end(was_left)
 

@@ -37,7 +37,7 @@ from torch.utils.data import (
 )
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, loop, made_in_loop
+from jitckpt.data import chosen_samples, loop, made_in_loop, reading_again
 from jitckpt.data.between_loops import MOST_DRAWN, TOO_MANY, Stretch
 from jitckpt.data.data_pass import PassState
 from jitckpt.data.dataset_generators import places_of
@@ -447,6 +447,24 @@ def test_of_iterable_data_one_line_says_that_they_are_read_again() -> None:
     usual(again, build(), False)
     (warning,) = again.warnings
     assert "2 batches that a DataLoader gave before the failure are read again" in warning
+
+
+def test_what_reading_again_would_take_is_named_before_and_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    build = build_of("iterable", "0")
+    monkeypatch.setattr(reading_again, "LONG_SECONDS", 0.0)
+    monkeypatch.setattr(reading_again, "TELL_AFTER", 0.0)
+    first = run(usual, build)
+    assert "the 1 batches that this DataLoader has given by now would be read again" in first.warnings[0]
+    again = Training()
+    again.restore(first.boundary[2])
+    usual(again, build(), False)
+    assert again.warnings[1].startswith(
+        "1 of the 2 batches that a DataLoader gave before the failure are read"
+    )
+    ready = run(usual, build_of("shuffled", "0"))
+    assert ready.warnings == [], "a map dataset's are left out"
 
 
 @pytest.mark.parametrize("build", [Stateful, lambda: [torch.tensor([one]) for one in range(5)]])
