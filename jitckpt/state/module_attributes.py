@@ -1,8 +1,8 @@
 """Which attributes of a model's modules are kept once they change.
 
 torch's state of a module is its parameters, buffers and extra state. Beside it modules of the script's own
-classes may keep anything plain; all others numbers (a rate of dropout, a momentum), and whether they are in
-training mode.
+classes may keep anything plain; all others numbers (a rate of dropout, a momentum), what each forward pass
+makes of their parameters anew (a pruned weight), and whether they are in training mode.
 """
 
 import dis
@@ -12,7 +12,7 @@ from functools import cache, partial
 from types import FunctionType
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from jitckpt.state.plain_attributes import Owner
 from jitckpt.system import installed
@@ -38,7 +38,15 @@ def may_keep(module: nn.Module) -> Any:
         return _is_mode
     if installed.is_scripts_class(kind) or package == METRICS:
         return partial(is_kept, names_of_others(kind))
-    return _is_setting
+    return partial(_is_setting, module)
+
+
+def is_derived(module: nn.Module, name: str) -> bool:
+    """Whether a hook of torch.nn.utils (pruning, weight_norm, spectral_norm) sets it in each forward pass.
+
+    Pruning once more goes by what the last one has left there, of the parameters before the last step.
+    """
+    return f"{name}_orig" in module._parameters or f"{name}_g" in module._parameters
 
 
 def is_kept(of_others: frozenset[str], name: str, value: object) -> bool:
@@ -53,7 +61,9 @@ def _is_mode(name: str, value: object) -> bool:
     return name == MODE
 
 
-def _is_setting(name: str, value: object) -> bool:
+def _is_setting(module: nn.Module, name: str, value: object) -> bool:
+    if isinstance(value, Tensor):
+        return is_derived(module, name)
     return type(value) in (bool, int, float, complex) and not name.startswith("_")
 
 

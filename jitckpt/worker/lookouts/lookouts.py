@@ -10,6 +10,7 @@ from jitckpt.worker.lookouts.averages import Averages
 from jitckpt.worker.lookouts.draws import Draws
 from jitckpt.worker.lookouts.extra_changes import CHANGES_LATE, ExtraChanges
 from jitckpt.worker.lookouts.left_gradients import LeftGradients
+from jitckpt.worker.lookouts.pruning import Pruning
 from jitckpt.worker.lookouts.stepped_by_script import SteppedByScript
 from jitckpt.worker.lookouts.structure import Structure
 
@@ -42,11 +43,12 @@ class Lookouts:
         turn_off: called with the reason where nothing can be saved any more.
         warn_on_first, warn_once: as a Reporter's, for what all ranks see alike, and in every step.
         """
-        self._loop, self._is_alone, self._warn_once = loop, is_alone, warn_once
+        self._host, self._loop, self._is_alone, self._warn_once = host, loop, is_alone, warn_once
         self.draws = Draws(model, lambda: loop.is_used, warn_on_first)
         self.extra = ExtraChanges(host, warn_once, has_barrier=has_barrier)
         self.schedulers = SteppedByScript(host, warn_on_first)
         self.structure = Structure(host, warn_once, turn_off)
+        self._pruning = Pruning(model, warn_on_first)
         self._averages = Averages(host, loop, warn_once)
         self._gradients = LeftGradients(host, warn, warn_on_first)
 
@@ -63,6 +65,8 @@ class Lookouts:
             self.extra.step_ended(step)
         self._gradients.step_ended(shared)
         self.structure.step_ended()
+        if self._host.model is not None:
+            self._pruning.step_ended(self._host.model.attributes)
 
     def end(self) -> None:
         self._gradients.end()
