@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, dealing, made_in_loop, progress_bars
+from jitckpt.data import chosen_samples, counted, dealing, made_in_loop, progress_bars
 from jitckpt.data.between_loops import BetweenLoops, Head, saved_stretches
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
@@ -270,12 +270,12 @@ class Loop:
         return one is None or one.state.batches % micro_batches == 0 or one.is_at_last
 
     def warn_of_count(self, function: str, instead: str) -> None:
-        """A count beside the batches does not know where they go on. instead: what to write."""
+        """A count beside the batches does not know where they go on. instead: a sentence, what to write."""
         if not self._warned:
             self._warned = True
             self._warn(
                 f"{function} of job.batches(loader) counts from 0 again where a restart goes on in "
-                f"the middle of an epoch. Write `batches = job.batches(loader)` and then `{instead}`."
+                f"the middle of an epoch. {instead}"
             )
 
     def warn_of_cycle(self) -> None:
@@ -538,29 +538,38 @@ class Loop:
         self._numbers = array("q", [*numbers, self._epoch_loop, self._step_loop])
 
 
+OF_ISLICE = "Write `batches = job.batches(loader)` and then `islice(batches, n - batches.first)`."
+OF_FILTER = "Count in a variable of the loop's own (`number += 1`), which is kept."
+
+
 class Batches:
     """A loader's batches in a loop whose position is kept; each iteration is one pass over the loader."""
 
     def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
         self._loop, self._loader = loop, loader
+        self._script_counts = False  # on from `first`
 
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
         if progress_bars.makes_one(caller):
             return iter(self._loader)
         names = caller.f_code.co_names
-        if "first" not in names and _doing(caller).startswith("CALL"):
-            if "enumerate" in names:
-                self._loop.warn_of_count("enumerate", "enumerate(batches, batches.first)")
-            elif "islice" in names:
-                self._loop.warn_of_count("islice", "islice(batches, n - batches.first)")
-        if "cycle" in names and _doing(caller).startswith("CALL"):
-            self._loop.warn_of_cycle()
-        return Iteration(self._loop, self._loader)
+        if _doing(caller).startswith("CALL"):
+            if "islice" in names and "first" not in names:
+                self._loop.warn_of_count("islice", OF_ISLICE)
+            elif {"enumerate", "filter"} <= {*names}:  # of what filter leaves, which is fewer
+                self._loop.warn_of_count("enumerate of filter", OF_FILTER)
+            if "cycle" in names:
+                self._loop.warn_of_cycle()
+        return Iteration(self._loop, self._loader, counts_on=not self._script_counts)
 
     @property
     def first(self) -> int:
-        """The number of the first batch that the next iteration gives: not 0 where a restart goes on."""
+        """The number of the first batch that the next iteration gives: not 0 where a restart goes on.
+
+        An `enumerate` around that iteration begins with the number that it is given, then.
+        """
+        self._script_counts = True
         return self._loop.done_of_next(self._loader)
 
     def __len__(self) -> int:
@@ -570,20 +579,28 @@ class Batches:
 class Iteration:
     """One pass, as the script iterates it."""
 
-    def __init__(self, loop: Loop, loader: Iterable[Any]) -> None:
+    def __init__(self, loop: Loop, loader: Iterable[Any], *, counts_on: bool = False) -> None:
+        """counts_on: an `enumerate` around it counts the batches from before a restart, too."""
         self._pass: Pass | None = None
         self._loop = loop
         self._pass, self._number = loop.begin_pass(loader)
         self.begun = self._pass  # stays, when nothing more is to be given
+        self._done = self.begun.state.batches if counts_on and not self.begun.state.ended else 0
 
     def __iter__(self) -> "Iteration":
         return self
 
     def __next__(self) -> Any:
+        return self._next(sys._getframe(1))
+
+    def _next(self, frame: FrameType) -> Any:
         if self._pass is None:
             raise StopIteration
+        if self._done:
+            counted.go_on(self, frame, self._done)
+            self._done = 0
         try:
-            return self._loop.next_batch(self._pass, self._number, sys._getframe(1))
+            return self._loop.next_batch(self._pass, self._number, frame)
         except StopIteration:
             self._pass = None
             raise

@@ -231,6 +231,14 @@ class HostState:
         on_host = {name: tensor.numpy().tobytes() for name, tensor in tensors.items() if tensor.is_cpu}
         return tree, on_host, _seen.versions(self._extra_tensors) if self._extra_tensors else b""
 
+    def numbers_drawn(self) -> tuple[Any, ...]:
+        """Return what is another once a generator of random numbers is used, of the process or the script."""
+        every = [self.random.capture(), *([] if self.generators is None else self.generators.now())]
+        tensors = [sorted(one.tensors.items()) for one in every]
+        return [one.tree for one in every], [
+            (name, part.numpy().tobytes()) for of in tensors for name, part in of
+        ]
+
     def unchanged(self) -> Unchanged | None:
         """Return what tells that `local` would return what it just did; None if nothing can."""
         of_model = None if self.model is None else self.model.unchanged()

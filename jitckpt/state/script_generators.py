@@ -51,6 +51,10 @@ class ScriptGenerators:
             self._captured, self._last = Encoded(tree, tensors), used
         return self._captured
 
+    def now(self) -> list[Encoded]:
+        """Return the states of all; what `capture` and `is_same` tell stays as it is."""
+        return [one.capture() for one in self._kept.values()]
+
     def is_same(self) -> bool:
         """Whether `capture` would return the same object."""
         before = self._captured

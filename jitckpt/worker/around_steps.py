@@ -153,9 +153,8 @@ class AroundSteps:
         self._lookouts.draws.step_begins()
         self._history.step_begins(step)
         self._read.step_begins(step)
-        if self._host.extra is not None and not self._own.is_told(step):
-            self._lookouts.extra.step_begins()
-            self._own.write_extra_again(step)
+        self._lookouts.extra.step_begins()
+        self._own.step_begins(step)
         self._savers.optimizer_begins(step)
         is_unknown = self._outside.step_begun(step)
         self._savers.step_begun(step, is_unknown=is_unknown, may_settle=not self._loop.is_used)

@@ -58,15 +58,13 @@ class OwnState:
         if self._copies is not None and not self._has_barrier:
             self._copies.wait(step)
 
-    def is_told(self, step: int) -> bool:
-        """Whether all that belongs to the step has been written by an adapter."""
-        return step == self._told_before
-
-    def write_extra_again(self, step: int) -> None:
-        """Write all again if `extra` has changed since the forward pass.
+    def step_begins(self, step: int) -> None:
+        """Write all again that has changed since the forward pass: random numbers drawn for a gradient, say.
 
         Other ranks may make the step without this one. What has changed on a device can't always be seen.
         """
+        if step == self._told_before or self._recorder.is_as_written():
+            return
         parts = self._host.local()
         if self._host.extra_is_on_device or not self._recorder.is_taken(parts):
             # With a barrier no other rank makes the step without these. Else one may that this rank's

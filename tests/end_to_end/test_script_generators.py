@@ -1,6 +1,6 @@
 """Generators of random numbers that a script has made itself go on after a failure without being given."""
 
-from dying_training import assert_goes_on
+from dying_training import HEAD, RUN, assert_goes_on
 from launcher import Launcher
 
 PROGRAM = """
@@ -59,3 +59,43 @@ main()
 
 def test_generators_of_the_scripts_own_go_on(launcher: Launcher) -> None:
     assert_goes_on(launcher, PROGRAM, "1 back 2 0 stepped 6 1 epoch 0", unsaid="no save holds")
+
+
+NOISE = """
+import random
+
+
+def main():
+    own = torch.Generator("cuda").manual_seed(3)
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+    optimizer = torch.optim.SGD(model.parameters(), 0.1)
+    loader = DataLoader(data, 6, shuffle=True)
+    random.seed(4)
+    job = jitckpt.init(model=model, optimizer=optimizer, step_barrier={barrier})
+    for epoch in job.epochs(2):
+        for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+            loss = cross_entropy(model(x.cuda()), y.cuda())
+            optimizer.zero_grad()
+            loss.backward()
+            for one in model.parameters():
+                one.grad.add_(torch.randn(one.shape, device="cuda", generator=own), alpha=random.random())
+            at("noise", 10 * epoch + step)
+            optimizer.step()
+    end(model, [torch.rand(1, device="cuda", generator=own).item(), random.random()])
+
+
+main()
+"""
+
+
+def test_random_numbers_drawn_for_the_gradients_are_drawn_once_with_the_step_barrier(
+    launcher: Launcher,
+) -> None:
+    program = NOISE.format(barrier=True)
+    assert_goes_on(launcher, program, "1 noise 2 0 noise 5 1 noise 11", unsaid="draws random numbers")
+
+
+def test_without_it_they_are_named(launcher: Launcher) -> None:
+    script = launcher.script(HEAD + NOISE.format(barrier=None))
+    said = launcher.run(*RUN, "--checkpoint-dir", "ckpt", script).err
+    assert "draws random numbers between forward pass and optimizer step. A rank that fails there" in said

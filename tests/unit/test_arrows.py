@@ -33,7 +33,7 @@ PYTHON = {
     "decisions console system wire errors",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system bindings wire",
-    "frameworks": "worker worker/self_check bindings state data encoding console system wire errors",
+    "frameworks": "worker worker/self_check state data encoding console system wire errors",
     "worker": "worker/lookouts worker/in_place worker/self_check worker/ends worker/saving ring hooks events "
     "bindings faults formats tiers saves state data decisions encoding console system wire errors",
     "worker/lookouts": "hooks state data encoding",

@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import pytest
 import torch
@@ -9,14 +10,33 @@ from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
 from jitckpt.data import data_pass
-from jitckpt.worker.lookouts.draws import ONE_AHEAD, Draws
+from jitckpt.state.host_state import HostState
+from jitckpt.worker.lookouts.draws import LOST, ONE_AHEAD, Draws
 
 
 class Watched:
-    def __init__(self, has_boundaries: bool = False) -> None:
+    def __init__(self, has_boundaries: bool = False, has_barrier: bool = False) -> None:
         self.model = nn.Linear(1, 1)
         self.warnings: list[str] = []
-        self.draws = Draws(self.model, lambda: has_boundaries, self.warnings.append)
+        self.own = torch.Generator()
+        host = HostState(
+            model=self.model,
+            optimizers=[],
+            schedulers=[],
+            scaler=None,
+            extra=None,
+            device=None,
+            finds_generators=True,
+        )
+        assert host.generators is not None
+        host.generators.follow([("own", self.own)])
+        self.draws = Draws(
+            self.model,
+            lambda: has_boundaries,
+            self.warnings.append,
+            host.numbers_drawn,
+            has_barrier=has_barrier,
+        )
 
     def minibatch(self, between: Callable[[], object] = lambda: None) -> None:
         self.draws.forward_ended()
@@ -43,6 +63,15 @@ def test_random_numbers_behind_the_forward_pass_are_named_once(
         watched.minibatch(draw)
     (warning,) = watched.warnings
     assert "draws random numbers between forward pass and optimizer step" in warning
+
+
+@pytest.mark.parametrize("draws_own", [False, True])
+def test_in_a_loop_with_boundaries_it_is_what_a_failure_there_loses(draws_own: bool) -> None:
+    for has_barrier in (False, True):
+        watched = Watched(has_boundaries=True, has_barrier=has_barrier)
+        watched.minibatch(partial(torch.randn, 2, generator=watched.own if draws_own else None))
+        watched.draws.end()
+        assert [LOST in watched.warnings] == [not has_barrier]
 
 
 def test_those_before_it_and_after_the_step_are_the_loops_own(watched: Watched) -> None:

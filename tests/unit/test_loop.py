@@ -641,6 +641,36 @@ def test_a_count_beside_the_batches_is_named() -> None:
     assert "islice(batches, n - batches.first)" in warning
 
 
+def bar(loader: Any) -> Any:
+    """Return a progress bar: a generator of a module that is known as one."""
+    names: dict[str, Any] = {"__name__": "tqdm.std"}
+    exec("def bar(loader):\n    yield from loader\n", names)
+    return names["bar"](loader)
+
+
+def numbered(training: Training, loaders: Any, plain: bool) -> None:
+    """Counts its batches, in all ways that a restart can go on with."""
+    loop = training.loop
+    for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
+        one, other = loaders if plain else map(loop.batches, loaders)
+        for number, batch in enumerate(one, 1):
+            training.told.append((epoch, number, listed(batch), generators()))
+            training.optimize()
+        for number, (first, second) in enumerate(zip(other, iter(range(99)), strict=False)):
+            training.told.append((epoch, number, listed(first), second * 0))
+            training.optimize()
+        for number, batch in enumerate(bar(other)):
+            training.told.append((epoch, number, listed(batch)))
+            training.optimize()
+
+
+def test_a_number_beside_the_batches_goes_on() -> None:
+    def build() -> Any:
+        return LOADERS["shuffled"](), LOADERS["in order"]()
+
+    assert run(numbered, build, plain=True).told == check_all(numbered, build).told
+
+
 def test_what_keeps_batches_for_later_rounds_is_named() -> None:
     training = Training()
     many, few = LOADERS["in order"](), LOADERS["single"]()

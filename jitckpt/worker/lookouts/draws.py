@@ -2,7 +2,7 @@
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -10,12 +10,22 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from jitckpt.data import data_pass
-from jitckpt.data.random_state import RandomState
 from jitckpt.hooks import torch_loaders
 
 LOOKED_AT = 3  # minibatches in which random numbers are looked at; a loop does in each what it does in these
 TWO_LINES = "`for epoch in job.epochs(n):` and in it `for batch in job.batches(loader):`"
 
+IN_BETWEEN = (
+    "The script draws random numbers between forward pass and optimizer step: if they make the next batch, "
+    f"it is left out after a failure. Draw each batch at the top of the loop: write {TWO_LINES}, or next() "
+    "as the first thing in an iteration."
+)
+LOST = (
+    "The script draws random numbers between forward pass and optimizer step. A rank that fails there has "
+    "lost what it drew, and the others may have made the step: then this run would differ from an "
+    "undisturbed one. Draw them before the forward pass ends, or give jitckpt.init step_barrier=True: then "
+    "no rank makes a step without the others."
+)
 ONE_AHEAD = (
     "The loop draws two batches before its first forward pass, and then one before each: if it keeps one "
     "ahead of the one it trains with, as a prefetcher does, a restart leaves that one out. Have job.batches "
@@ -27,12 +37,22 @@ class Draws:
     """Of one job; `warn` gets a sentence, each one once."""
 
     def __init__(
-        self, model: nn.Module | None, has_boundaries: Callable[[], bool], warn: Callable[[str], None]
+        self,
+        model: nn.Module | None,
+        has_boundaries: Callable[[], bool],
+        warn: Callable[[str], None],
+        drawn: Callable[[], object],
+        *,
+        has_barrier: bool,
     ) -> None:
-        """has_boundaries: whether the loop is one that tells its boundaries."""
+        """has_boundaries: whether the loop is one that tells its boundaries.
+
+        drawn: returns another value once random numbers were drawn. has_barrier: no rank makes an optimizer
+        step without the others.
+        """
         self._model, self._has_boundaries, self._warn = model, has_boundaries, warn
-        self._random = RandomState(None)
-        self._behind_forward: tuple[Any, ...] | None = None
+        self._drawn, self._has_barrier = drawn, has_barrier
+        self._behind_forward: object = None
         self._steps = 0
         self._since_forward: Counter[int] = Counter()  # batches drawn since then, by passes of the epoch
         self._at_once: list[Counter[int]] = [Counter()]  # the most of each, by steps
@@ -69,11 +89,7 @@ class Draws:
         self._at_once.append(Counter())
         if self._behind_forward is not None:
             if self._behind_forward != self._drawn():
-                self._say(
-                    "The script draws random numbers between forward pass and optimizer step: if they "
-                    "make the next batch, it is left out after a failure. Draw each batch at the top of the "
-                    f"loop: write {TWO_LINES}, or next() as the first thing in an iteration."
-                )
+                self._say_drawn()
             self._behind_forward = None
         if self._trains:
             self._look_at_loaders()
@@ -106,10 +122,11 @@ class Draws:
         elif self._steps and loader.generator is None and not self._has_boundaries():
             self._evaluates = name
 
-    def _drawn(self) -> tuple[Any, ...]:
-        captured = self._random.capture()
-        tensors: Mapping[str, torch.Tensor] = captured.tensors
-        return captured.tree, {name: one.numpy().tobytes() for name, one in tensors.items()}
+    def _say_drawn(self) -> None:
+        if not self._has_boundaries():  # nothing else tells of a batch that is drawn ahead
+            self._say(IN_BETWEEN)
+        elif not self._has_barrier:
+            self._say(LOST)
 
     def _say(self, text: str) -> None:
         if text not in self._said:

@@ -44,7 +44,9 @@ class Lookouts:
         warn_on_first, warn_once: as a Reporter's, for what all ranks see alike, and in every step.
         """
         self._host, self._loop, self._is_alone, self._warn_once = host, loop, is_alone, warn_once
-        self.draws = Draws(model, lambda: loop.is_used, warn_on_first)
+        self.draws = Draws(
+            model, lambda: loop.is_used, warn_on_first, host.numbers_drawn, has_barrier=has_barrier
+        )
         self.extra = ExtraChanges(host, warn_once, has_barrier=has_barrier)
         self.schedulers = SteppedByScript(host, warn_on_first)
         self.structure = Structure(host, warn_once, turn_off)
