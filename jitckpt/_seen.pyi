@@ -47,3 +47,12 @@ def same_settings(before: dict[str, Any], after: dict[str, Any], besides: frozen
 
     Of a value that is no number, text or None, nor a tuple of such, nobody can tell: then they have not.
     """
+
+def living(kinds: frozenset[type], /) -> list[Any]:
+    """Return the living objects whose type is one of these; not for tuple.
+
+    Unlike with gc.get_objects() no other thread is met while it fills a tuple, which would then fail.
+    """
+
+def living_tuples(firsts: frozenset[type], /) -> list[tuple[int, int, Any]]:
+    """Return id, length and first element of the living tuples of two and more that begin with such."""

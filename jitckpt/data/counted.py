@@ -8,6 +8,7 @@ from typing import Any
 
 from jitckpt.bindings.enumerated import count_of, set_count
 from jitckpt.data import progress_bars
+from jitckpt.system import living
 
 LOADERS = "deepspeed.runtime."  # modules with such around torch's
 
@@ -31,10 +32,9 @@ def _enumerates(iteration: object, frame: FrameType) -> list["enumerate[Any]"]:
     iterators = [iteration, *(one for giver in givers if (one := _iterator_of(giver)) is not None)]
     return [
         one
-        for one in gc.get_objects()
+        for one in living.objects_of([enumerate])
         # What one has not got yet, as it is being made, is not among its referents.
-        if type(one) is enumerate
-        and any(_gives_batches_of(iterator, iterators, givers) for iterator in gc.get_referents(one))
+        if any(_gives_batches_of(iterator, iterators, givers) for iterator in gc.get_referents(one))
     ]
 
 

@@ -5,7 +5,6 @@ what they had, so that a change is seen which the script makes between two passe
 itself as it is read (a cache, a count) is no such change.
 """
 
-import gc
 import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -20,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset, Sampler, Subset, TensorDataset
 
 from jitckpt.data.generators import samplers
 from jitckpt.data.kept_values import CONTAINERS, NUMBER, PLAIN, size_of
-from jitckpt.system import installed
+from jitckpt.system import installed, living
 
 MOST_OBJECTS = 100  # datasets in a dataset
 MOST_READ = 1 << 24  # bytes of an array, all of which takes two milliseconds
@@ -39,13 +38,13 @@ _LIBRARIES = installed.folders()
 class _ListMark:
     """Tells a list or a tuple from one that has got its id since: there are no weak references to such."""
 
-    def __init__(self, one: list[Any] | tuple[Any, ...]) -> None:
-        self._length = len(one)
-        self._first: object = one[0]
-        if isinstance(one[0], Tensor | numpy.ndarray):
-            self._first = weakref.ref(one[0])
-        elif isinstance(one[0], list | tuple | dict):
-            self._first = id(one[0])
+    def __init__(self, length: int, first: object) -> None:
+        self._length = length
+        self._first: object = first
+        if isinstance(first, Tensor | numpy.ndarray):
+            self._first = weakref.ref(first)
+        elif isinstance(first, list | tuple | dict):
+            self._first = id(first)
 
     def is_of(self, one: list[Any] | tuple[Any, ...]) -> bool:
         if self._length != len(one):
@@ -71,14 +70,15 @@ def watch() -> None:
     """What is made from now on is made in the loop that begins."""
     global _known  # noqa: PLW0603
     _known = known = _Known()
-    objects = gc.get_objects()  # a million of them
-    kinds = {list, tuple, Tensor}.union(*map(_with_subclasses, (Dataset, Sampler, DataLoader)))
+    kinds = {list, Tensor} | living.with_subclasses(Dataset, Sampler, DataLoader)
     # Not isinstance, which asks objects that warn when they are asked.
-    kinds |= {one for one in objects if issubclass(type(one), type) and _can_be_known(one)}
-    for one in [one for one in objects if type(one) in kinds]:
-        if type(one) in (list, tuple):
-            if _is_whole(one) and _may_be_dataset(one):
-                known.lists[id(one)] = _ListMark(one)
+    kinds |= {one for one in living.with_subclasses(object) if _can_be_known(one)}
+    for number, length, first in living.tuples_with(living.with_subclasses(*COLLECTED)):
+        known.lists[number] = _ListMark(length, first)
+    for one in living.objects_of(kinds):
+        if type(one) is list:
+            if _may_be_dataset(one):
+                known.lists[id(one)] = _ListMark(len(one), one[0])
             continue
         with suppress(TypeError):  # of a class with __slots__
             known.objects[id(one)] = weakref.ref(one)
@@ -196,10 +196,6 @@ def _can_be_known(kind: type) -> bool:
     return any(isinstance(vars(one).get(name), FunctionType) for one in kind.__mro__ for name in names)
 
 
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
-
-
 def _datasets_in(one: Any) -> Iterator[Any]:
     """Yield the datasets that a dataset has in its attributes, and lists that it calls datasets."""
     for name, value in getattr(one, "__dict__", {}).items():
@@ -215,14 +211,6 @@ def _are_datasets(value: Any) -> bool:
 
 def _may_be_dataset(one: list[Any] | tuple[Any, ...]) -> bool:
     return len(one) > 1 and isinstance(one[0], LISTED if type(one) is list else COLLECTED)
-
-
-def _is_whole(one: list[Any] | tuple[Any, ...]) -> bool:
-    """Whether all is there that it is to have: zip() fills a tuple with iterators, of which ours is one.
-
-    To read what is not there yet would end the process.
-    """
-    return len(gc.get_referents(one)) == len(one) if type(one) is tuple else True
 
 
 def _marks_of(one: Any) -> dict[str, object]:

@@ -4,7 +4,6 @@ Known are DTensors (FSDP2, tensor parallelism), FullyShardedDataParallel, Distri
 ZeroRedundancyOptimizer and the stages of torch.distributed.pipelining. Nothing here calls a collective.
 """
 
-import gc
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from torch.optim import Optimizer
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import CheckpointError, JitckptError
 from jitckpt.state.shards import REPLICATE, Holding, Mesh, Part
+from jitckpt.system import living
 
 LARGEST_NAMED_GROUP = 8192  # ranks: what a message to the agent holds
 SAMPLED_ELEMENTS = 64  # of each parameter, where nothing but its values can tell replicas
@@ -372,13 +372,7 @@ def all_of(*wanted: type) -> list[Any]:
 
     For the training's thread: meanwhile nothing dies, and what another thread lets go dies in that one.
     """
-    kinds = set().union(*map(_with_subclasses, wanted))
-    # Not issubclass, which runs Python code for an abstract class: there are a million objects.
-    return [one for one in gc.get_objects() if type(one) in kinds]
-
-
-def _with_subclasses(kind: type) -> set[type]:
-    return {kind}.union(*map(_with_subclasses, kind.__subclasses__()))
+    return living.objects_of(living.with_subclasses(*wanted))
 
 
 def _zero_part(optimizer: Optimizer) -> Json:

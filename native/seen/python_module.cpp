@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "seen/dlpack.h"
+#include "seen/living.h"
 #include "seen/plain.h"
 
 namespace {
@@ -422,6 +423,8 @@ PyMethodDef kFunctions[] = {
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
     {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,
      "Whether plain values of two dicts are the same, but for some keys'."},
+    {"living", jitckpt::seen::living, METH_O, "The living objects of some types."},
+    {"living_tuples", jitckpt::seen::living_tuples, METH_O, "Id, length and first element of living tuples."},
     {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},
     {"versions", versions, METH_O, "How often torch has written to each tensor, and where it lies."},
     {nullptr, nullptr, 0, nullptr}};

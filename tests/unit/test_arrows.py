@@ -60,7 +60,7 @@ PYTHON = {
     "data": "encoding system bindings errors _seen",
     "encoding": "errors",
     "console": "system",
-    "system": "bindings wire errors",
+    "system": "bindings wire errors _seen",
     "bindings": "wire errors",
     "wire": "errors",
     "errors": "",
