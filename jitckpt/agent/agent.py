@@ -311,11 +311,16 @@ class Agent(LocalElasticAgent):
 
     def _tell_what_never_happened(self) -> None:
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
-        own = {worker.global_rank for worker in self._worker_group.workers}
+        group = self._worker_group
+        own = {worker.global_rank for worker in group.workers}
+        ranks = group.workers[0].world_size
         for fault in self._armed:
-            if fault.rank in own:
+            is_nobodys = group.group_rank == 0 and fault.rank >= ranks
+            if fault.rank in own or is_nobodys:
                 self._log.write("fault_never_happened", rank=fault.rank, fault=str(fault))
                 why = f"the job ended before step {fault.step}, or the rank never came to its {fault.phase}"
+                if is_nobodys:
+                    why = f"the ranks are 0 to {ranks - 1}"
                 say(f"the rehearsed failure {str(fault)!r} never happened: {why}.")
 
     def _on_signal(self, signum: int, _frame: FrameType | None) -> None:

@@ -162,7 +162,7 @@ def _check_run(args: argparse.Namespace, run: list[str], coordinated: bool) -> N
         config, _, _ = torchrun.config_from_args(in_pod)
     except (AssertionError, RuntimeError) as error:
         raise ValueError(str(error)) from error
-    check_config(in_pod, replace(config, nproc_per_node=max(args.gpus, 1)))
+    check_config(in_pod, replace(config, nproc_per_node=max(args.gpus, 1)), are_alike=True)
 
 
 def _pod_parser() -> RunParser:

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from jitckpt import _seen
 from jitckpt.data import made_in_loop
 from jitckpt.state import parallel
 from jitckpt.system import living
@@ -29,7 +30,7 @@ def test_objects_are_found_by_their_very_classes() -> None:
     with pytest.raises(ValueError, match="living_tuples"):
         living.objects_of([tuple])
     with pytest.raises(TypeError, match="frozenset"):
-        living._seen.living([int])  # type: ignore[arg-type]
+        _seen.living([int])  # type: ignore[arg-type]
 
 
 def test_tuples_are_told_by_what_they_begin_with() -> None:
@@ -58,7 +59,7 @@ def test_no_thread_is_met_while_it_fills_a_tuple() -> None:
         try:
             while not is_over.is_set():
                 assert len(tuple(torch.Size([one]) for one in range(300))) == 300
-        except BaseException as error:  # noqa: BLE001
+        except BaseException as error:
             failed.append(error)
 
     threads = [threading.Thread(target=fill) for _ in range(2)]

@@ -138,6 +138,16 @@ def test_how_long_hosts_are_waited_for_is_a_number_of_seconds(text: str) -> None
         check_config(args, config)
 
 
+def test_ranks_of_faults_are_known_where_hosts_are_alike() -> None:
+    """Else a host with two ranks of eight on three hosts refused what another's rank was to do."""
+    several = ["--nnodes", "3", "--node-rank", "1", "--master-addr", "a", "--nproc-per-node", "2"]
+    args = run_parser().parse_args([*several, "--fault", "rank=6 step=1 kind=kill", __file__])
+    config, _, _ = torchrun.config_from_args(args)
+    check_config(args, config)
+    with pytest.raises(ValueError, match="the ranks are 0 to 5"):
+        check_config(args, config, are_alike=True)
+
+
 def test_what_is_not_given_is_read_by_nobody() -> None:
     """Argparse reads a default that is a text as if it was given: "" was a folder, the working one."""
     parser = run_parser()
