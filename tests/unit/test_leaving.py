@@ -16,7 +16,8 @@ from descriptors import held_descriptors
 
 from jitckpt.agent import standby
 from jitckpt.agent.migration import leaving as leaving_module
-from jitckpt.agent.migration.leaving import Departure, _Dumped
+from jitckpt.agent.migration.leaving import Departure
+from jitckpt.agent.migration.move import Dumped
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
 from jitckpt.agent.standby import _receive_files, _Waiting
@@ -115,7 +116,7 @@ Told = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-def dumped(tmp_path: Path) -> Iterator[_Dumped]:
+def dumped(tmp_path: Path) -> Iterator[Dumped]:
     """A rank with two files of images, one of them with a hole, and a log that stays."""
     (here := tmp_path / "here").mkdir()
     (here / "core-7.img").write_bytes(b"core")
@@ -124,7 +125,7 @@ def dumped(tmp_path: Path) -> Iterator[_Dumped]:
         pages.write(b"behind a hole")
     (here / "dump.log").write_text("nobody needs it")
     folder = os.open(here, os.O_RDONLY)
-    yield _Dumped(1, folder, (7,), Carried(), {})
+    yield Dumped(1, folder, Carried(), {}, pids=(7,))
     os.close(folder)
 
 
@@ -155,7 +156,7 @@ def leaving(ring: int) -> Departure:
     return made
 
 
-def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankFromImages) -> None:
+def test_what_a_host_that_is_left_sends_comes_whole(dumped: Dumped, come: RankFromImages) -> None:
     ring = local_state.create()
     os.pwrite(ring, b"local state", 5000)
 
@@ -187,7 +188,7 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankF
 
 
 def test_a_host_that_takes_nothing_any_more_is_left(
-    dumped: _Dumped, come: RankFromImages, monkeypatch: pytest.MonkeyPatch
+    dumped: Dumped, come: RankFromImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else this one would wait for it until it is taken away."""
     monkeypatch.setattr(leaving_module, "TAKING_SECONDS", 0.5)
@@ -222,7 +223,7 @@ def test_a_host_that_takes_nothing_any_more_is_left(
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_sentence(
-    dumped: _Dumped, come: RankFromImages, answer: dict[str, Any], why: str
+    dumped: Dumped, come: RankFromImages, answer: dict[str, Any], why: str
 ) -> None:
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await visiting.hear(reader, Move)
