@@ -15,6 +15,7 @@ from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import send_file
 from jitckpt.agent.migration.move import CLOCKS, Dumped, MoveError, Mover, peeked, reap
 from jitckpt.agent.migration.packing import Packer
+from jitckpt.agent.migration.same_pages import SamePages
 from jitckpt.agent.migration.side_by_side import all_of
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
@@ -247,7 +248,7 @@ class Departure:
         standby: Standby,
     ) -> tuple[int, RanksRestored]:
         writer.write(visiting.encode(replace(move, clock=time.monotonic())))
-        packer = Packer(standby.unpacks and packing.can_pack())
+        packer, same = Packer(standby.unpacks and packing.can_pack()), SamePages()
         size = 0
         for one in dumped:
             files = {
@@ -257,15 +258,18 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await send_file(writer, one.rank, name, file, packer, patience=TAKING_SECONDS)
+                    size += await send_file(
+                        writer, one.rank, name, file, packer, patience=TAKING_SECONDS, same=same
+                    )
             finally:
                 for file in files.values():
                     os.close(file)
             ring = self._mover.worker(one.rank).ring_fd
             size += await send_file(writer, one.rank, "", ring, packer, patience=TAKING_SECONDS)
         writer.write(visiting.encode(Whole()))
+        say(f"{show_size(size - same.saved)} of {show_size(size)} had to go; the rest are the same pages.")
         if packer.saved:
-            say(f"zstd has taken {show_size(packer.saved)} of {show_size(size)} off the way.")
+            say(f"zstd has taken {show_size(packer.saved)} of that off the way.")
         return size, await _answer(reader, RanksRestored, ANSWER_SECONDS * len(dumped))
 
     async def _finish(
