@@ -2,11 +2,15 @@
 
 import os
 import threading
+from dataclasses import replace
 
 import pytest
 
+from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.move import Dumped, Mover
 from jitckpt.agent.migration.side_by_side import all_of, fitting, made_again, side_by_side
 from jitckpt.bindings.criu import CriuError
+from jitckpt.decisions.belongings import Carried
 
 
 def test_calls_are_made_at_the_same_time_and_all_have_ended(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,3 +79,28 @@ def test_as_many_ranks_are_written_at_a_time_as_memory_has_room_for(
     needed: list[int], free: int, parts: list[list[int]]
 ) -> None:
     assert fitting(dict(enumerate(needed)), free) == parts
+
+
+def test_ranks_go_into_memory_as_many_at_a_time_as_fit_and_one_that_fails_is_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Two fit, of which one can't be dumped; the third comes once both have ended."""
+    monkeypatch.setattr(looked_at, "available_memory", lambda: 8)
+    said: list[str] = []
+
+    def dump(_: Mover, one: Dumped, limit: float) -> Dumped:
+        said.append(f"begin {one.rank}")
+        if one.rank == 5:
+            raise CriuError("It can't be dumped.")
+        said.append(f"end {one.rank}")
+        return replace(one, pids=(one.rank,))
+
+    monkeypatch.setattr(Mover, "_dump_one", dump)
+    ready = [Dumped(rank, 0, Carried(), {}, needed=4) for rank in (3, 5, 7)]
+    found = Mover.__new__(Mover).dump_all(ready)
+    assert said[-2:] == ["begin 7", "end 7"]
+    assert [str(one) if isinstance(one, CriuError) else one for one in found] == [
+        replace(ready[0], pids=(3,)),
+        "It can't be dumped.",
+        replace(ready[2], pids=(7,)),
+    ]
