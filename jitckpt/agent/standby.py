@@ -29,6 +29,7 @@ from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import receive_files
 from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.rank_from_images import RankFromImages
+from jitckpt.agent.migration.side_by_side import all_of, made_again
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
@@ -226,10 +227,15 @@ class _Waiting:
         undo.callback(relay.close)
         for one in ranks:
             undo.callback(one.end)
-        assert self._settings.criu is not None
-        for one in ranks:
-            memory = {"jitckpt-steps": barrier.file}
-            one.restore(self._settings.criu, RESTORING_SECONDS, memory, self._children.mark)
+        found, memory = self._settings.criu, {"jitckpt-steps": barrier.file}
+        assert found is not None
+        all_of(
+            made_again(
+                ranks,
+                lambda one: one.restore(found, RESTORING_SECONDS, memory, self._children.mark),
+                lambda one: one.end(),
+            )
+        )
         return barrier, relay
 
 

@@ -68,6 +68,7 @@ from jitckpt.system.signals import end_in_order
 from jitckpt.web.beside import served, traced
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
+from jitckpt.worker.in_place.deterministic import CUBLAS
 from jitckpt.worker.in_place.keeper import WITHOUT_INIT
 from jitckpt.worker.self_check.comparison import (
     FULL_SELF_CHECK,
@@ -337,6 +338,9 @@ def _told_to_ranks(args: argparse.Namespace, kind: str, config: LaunchConfig) ->
     if args.save_every is not None:
         variables |= environment.SAVE_EVERY.to(args.save_every)
     variables |= environment.VALIDATE_EVERY.to(args.validate_every)
+    if args.validate == "deterministic":
+        variables |= environment.VALIDATE_DETERMINISTIC.to(True)
+        variables |= {name: os.environ.get(name, value) for name, value in CUBLAS.items()}
     on_device = "1" if args.state_on_device else WITHOUT_INIT
     return variables | environment.STATE_ON_DEVICE.to(on_device if _keeps_on_device(args, config) else "0")
 

@@ -141,6 +141,14 @@ def _add_transparent_mode(options: argparse._ActionsContainer) -> None:
         f"{DEFAULT_VALIDATE_EVERY})",
     )
     options.add_argument(
+        "--validate",
+        choices=("as-it-is", "deterministic"),
+        default="as-it-is",
+        help="in transparent mode: deterministic: minibatches that are validated are made by torch's "
+        "deterministic algorithms, for a training that is not so by itself (atomic additions); their result "
+        "may differ by rounding from that of a run without jitckpt (default as-it-is)",
+    )
+    options.add_argument(
         "--state-on-device",
         action=argparse.BooleanOptionalAction,
         help="in transparent mode: once that is seen to be safe, parameters and optimizer "

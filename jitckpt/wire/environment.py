@@ -378,6 +378,12 @@ VALIDATE_EVERY = _whole(
     least=0,
     most=1 << 31,
 )
+VALIDATE_DETERMINISTIC = _switch(
+    "JITCKPT_VALIDATE_DETERMINISTIC",
+    "agent",
+    "worker",
+    "in transparent mode: minibatches that are validated are made by deterministic algorithms",
+)
 STATE_ON_DEVICE = _one_of(
     "JITCKPT_STATE_ON_DEVICE",
     "agent",

@@ -1,7 +1,8 @@
 """What is said where all ranks of a host go on on one that stands by (migration/leaving.py, standby.py).
 
-The host that is left says Move, then each ImageFile with its ImagePieces, and Whole. RanksRestored answers,
-or Refused as in visits. Then HandOver goes there, and Taken comes back. Bytes stand in hexadecimal digits.
+The host that is left says Move, then each ImageFile with its ImagePieces and SamePieces, and Whole.
+RanksRestored answers, or Refused as in visits. Then HandOver goes there, and Taken comes back. Bytes stand in
+hexadecimal digits.
 """
 
 from collections.abc import Iterable
@@ -136,6 +137,31 @@ class ImagePiece(Checked):
         if not 0 <= self.packed <= MOST_PACKED:
             return f"a piece has at most {MOST_PACKED} bytes, and not {self.packed}"
         return None if 0 <= self.at < 1 << 63 else f"{self.at} is no place in a file"
+
+
+@dataclass(frozen=True)
+class SamePiece(Checked):
+    """So many bytes of such a file are those that have come at another place, maybe of another file."""
+
+    type = "same_part"
+    rank: int
+    image: str
+    at: int
+    size: int
+    of_rank: int
+    of_image: str
+    of_at: int
+
+    @property
+    def of(self) -> tuple[int, str]:
+        """The other file."""
+        return self.of_rank, self.of_image
+
+    def problem(self) -> str | None:
+        if not 0 <= self.size <= MOST_PACKED:
+            return f"a piece has at most {MOST_PACKED} bytes, and not {self.size}"
+        places = range(1 << 62)
+        return None if self.at in places and self.of_at in places else f"{self!r:.80} has no place"
 
 
 @dataclass(frozen=True)

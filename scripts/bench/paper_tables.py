@@ -1,7 +1,7 @@
 """Tables 4 to 7 of the paper on just-in-time checkpointing for this machine: its workloads, on softgpu.
 
     .venv/bin/python scripts/bench/paper_tables.py [--only GPT2-S ...] [--turns 8] [--failures 3] [--moves]
-        [--json] [--record docs/data/workloads.jsonl]
+        [--only-moves] [--json] [--record docs/data/workloads.jsonl]
 
 Of each of examples/workloads, as small as they are by default, three jobs train at the same time and take
 turns with their steps: without jitckpt, in user-level and in transparent mode. That gives a minibatch's time
@@ -11,7 +11,8 @@ anew. Every job has to print the losses and end with the model and the optimizer
 bit for bit; else the exit status is 1. What is not installed (transformers, megatron-core) is left out, with
 a line.
 
---record puts what was measured into the file of such records, in place of those of the same workloads.
+--record puts what was measured into the file of such records, in place of those of the same workloads; with
+--only-moves, which measures Table 6 alone, in place of what stands there of that.
 """
 
 import argparse
@@ -110,6 +111,16 @@ class Measuring:
         found |= {"load": [round(load, 1), round(os.getloadavg()[0], 1)], "cores": os.cpu_count()}
         found |= {"torch": version("torch"), "date": datetime.now(UTC).date().isoformat()}
         return found | {"seconds": round(time.monotonic() - began)}
+
+    def moves_alone(self) -> Record:
+        """Measure Table 6; return what a record has of that. Raises WrongEnd."""
+        load = os.getloadavg()[0]
+        self._told("without jitckpt")
+        self._job(PLAIN, [], self.workload.ranks)
+        found: Record = {"workload": self.workload.name, "user": None, "transparent": None}
+        move: dict[str, Any] = dict(self._move()) | {"minibatch": None}
+        move |= {"load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+        return found | {"move": move | {"date": datetime.now(UTC).date().isoformat()}}
 
     def _cost(self, seconds: dict[str, list[float]], way: str) -> dict[str, Any]:
         if not seconds:
@@ -238,7 +249,13 @@ def put(file: Path, records: Sequence[Record]) -> None:
     """Put records into a file, in the order of ALL."""
     lines = file.read_text().splitlines() if file.exists() else []
     known = {one["workload"]: one for one in map(json.loads, lines)}
-    known |= {one["workload"]: one for one in records}
+    for one in records:
+        before = known.get(one["workload"])
+        if before is None or one["transparent"] is not None:
+            known[one["workload"]] = one
+        else:  # it is of Table 6 alone
+            minibatch = before["transparent"] and before["transparent"]["minibatch"]
+            before["move"] = one["move"] | {"minibatch": minibatch}
     ordered = [known[one.name] for one in ALL if one.name in known]
     file.write_text("".join(json.dumps(one) + "\n" for one in ordered))
 
@@ -260,6 +277,7 @@ def main() -> int:
     )
     parser.add_argument("--failures", type=int, default=3, help="of each mode (default 3)")
     parser.add_argument("--moves", action="store_true", help="measure Table 6, too")
+    parser.add_argument("--only-moves", action="store_true", help="measure Table 6, and nothing else")
     parser.add_argument("--json", action="store_true", help="print JSON instead of tables")
     parser.add_argument("--record", type=Path, help="put the records into this file")
     options = parser.parse_args()
@@ -280,7 +298,8 @@ def main() -> int:
 
             try:
                 with tempfile.TemporaryDirectory() as folder:
-                    records.append(Measuring(workload, Path(folder), options, told).record())
+                    measuring = Measuring(workload, Path(folder), options, told)
+                    records.append(measuring.moves_alone() if options.only_moves else measuring.record())
             except (WrongEnd, ValueError) as error:
                 say(f"{workload.name}: {error}")
                 wrong += 1

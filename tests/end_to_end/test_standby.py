@@ -48,22 +48,23 @@ def job(
     standbys: int,
     *words: str,
     program: str = "",
+    standby: Sequence[str] = JITCKPT,
 ) -> list[Started]:
     """Start two hosts of two ranks, and hosts that stand by, with these options.
 
-    program: their CRIU, if it is another.
+    program: their CRIU, if it is another. standby: what `jitckpt` is on hosts that stand by.
     """
     program = program or str(criu_of_this_machine().program)
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
-    command += [*JITCKPT, "run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS]
-    command += ["--broken-device", "move", *words]
+    options = ["run", *MEET, "--mode", "transparent", "--nproc-per-node", "2", *OPTIONS]
+    options += ["--broken-device", "move", *words]
     for fault in faults:
-        command += ["--fault", f"{fault} phase=backward kind=device-lost-hard"]
+        options += ["--fault", f"{fault} phase=backward kind=device-lost-hard"]
     (secret := launcher.directory / "secret").write_bytes(b"0123456789abcdef")
     secret.chmod(0o600)
-    command += ["--secret-file", str(secret)]
-    places = [[*command, "--node-rank", "0"], [*command, "--node-rank", "1"]]
-    places += [[*ELSEWHERE, *command, "--standby"]] * standbys
+    options += ["--secret-file", str(secret)]
+    places = [[*command, *JITCKPT, *options, "--node-rank", str(host)] for host in (0, 1)]
+    places += [[*ELSEWHERE, *command, *standby, *options, "--standby"]] * standbys
     script = launcher.script(TRAINING)
     return [
         launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)

@@ -2,6 +2,7 @@
 
 import re
 
+import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import Event, read_events
@@ -76,10 +77,10 @@ dist.destroy_process_group()
 """
 
 
-def run(launcher: Launcher, script: str) -> tuple[Result, list[Event]]:
+def run(launcher: Launcher, script: str, *more: str) -> tuple[Result, list[Event]]:
     directory = launcher.directory / "checkpoints"
     options = ["--nproc-per-node", str(RANKS), "--device", "softgpu", "--mode", "transparent"]
-    options += ["--warm-start", "--warm-spares", "0", "--validate-every", "1"]
+    options += ["--warm-start", "--warm-spares", "0", "--validate-every", "1", *more]
     result = launcher.run(*JITCKPT_RUN, *options, "--checkpoint-dir", str(directory), launcher.script(script))
     assert result.status == 0, result.err
     return result, read_events(directory)[0]
@@ -174,6 +175,32 @@ def test_input_behind_the_calls_switches_transparent_mode_off_and_the_training_g
     assert re.search(r"switched off: optimizer\.\d\.gradient\.0 and more is not the same when the mini", text)
     assert "something reads host memory behind the calls" in text
     assert "a failure would now end the job" in result.err
+
+
+# As an operator whose usual algorithm does not give the same twice, and which has another one.
+UNSTEADY = HIDDEN.replace(
+    "model(on_device * 1.0)",
+    "model(on_device * 1.0 if torch.get_deterministic_debug_mode() == 0 else pinned.clone().cuda())",
+)
+
+
+@pytest.mark.parametrize("way", ["as-it-is", "deterministic"])
+def test_a_training_that_is_deterministic_by_other_algorithms_stays_protected(
+    launcher: Launcher, way: str
+) -> None:
+    """If the user wants that they are used in the minibatches that are validated."""
+    assert UNSTEADY != HIDDEN
+    result, events = run(launcher, UNSTEADY, "--validate", way)
+    for rank in range(RANKS):
+        assert f"rank {rank}, equal: True" in result.out.splitlines(), result.out
+    named = [event["event"] for event in events]
+    assert not {"restart", "recovery_given_up"} & set(named), result.err
+    if way == "deterministic":
+        assert named.count("validated") >= RANKS, result.err
+        assert "switched_off" not in named, result.err
+    else:
+        assert named.count("switched_off") == 1
+        assert "(which --validate deterministic may help)" in result.err
 
 
 # The next batch of indices is put on the device while this one is computed: the minibatch begins with one

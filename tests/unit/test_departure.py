@@ -7,7 +7,7 @@ import threading
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +18,7 @@ from test_leaving import FACTS, HOSTS, RANK, SECRET
 from jitckpt.agent.migration import leaving
 from jitckpt.agent.migration.image_transfer import receive_files
 from jitckpt.agent.migration.leaving import Departure
+from jitckpt.agent.migration.move import Dumped
 from jitckpt.bindings.criu import CriuError
 from jitckpt.decisions.belongings import Carried
 from jitckpt.hosts import link, visiting
@@ -62,38 +63,34 @@ class MadeUpMover:
             ring_fd=self.ring, being_made_again=nullcontext, not_made_again=lambda: self.lost.append(rank)
         )
 
-    def look(self, rank: int, *, elsewhere: bool) -> Carried:
-        return Carried()
-
-    def store_at_rest(self, what: Carried) -> AbstractContextManager[dict[str, socket.socket]]:
-        return nullcontext({})
+    def prepared(self, rank: int, folder: int, _: ExitStack, *, elsewhere: bool) -> Dumped:
+        assert elsewhere
+        return Dumped(rank, folder, Carried(), {})
 
     def sockets(self, rank: int) -> dict[str, socket.socket]:
         return {"agent": self.agent} if rank == ALL[0] else {}
 
-    def wait_until_read(self, sockets: dict[str, socket.socket]) -> None:
-        pass
+    def dump_all(self, ready: list[Dumped]) -> list[Dumped | CriuError]:
+        return [self._dump(one) for one in ready]
 
-    def dump(self, rank: int, folder: int, what: Carried) -> None:
-        for name, content in (("dump.log", b"CRIU run id = of-%d\n" % rank), ("core-7.img", b"core" * 9)):
-            file = os.open(name, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=folder)
+    def _dump(self, one: Dumped) -> Dumped | CriuError:
+        for name, content in (("dump.log", b"CRIU run id = of-%d\n" % one.rank), ("core-7.img", b"core" * 9)):
+            file = os.open(name, os.O_CREAT | os.O_WRONLY, 0o600, dir_fd=one.folder)
             os.write(file, content)
             os.close(file)
-        if rank == self.fails:
-            raise CriuError("It can't be dumped.")
-
-    def pids(self, rank: int, folder: int) -> list[int]:
-        return [NOBODY + rank]
+        if one.rank == self.fails:
+            return CriuError("It can't be dumped.")
+        return replace(one, pids=[NOBODY + one.rank])
 
     def told_of(self, rank: int, *_: object, said: dict[str, list[bytes]], **others: object) -> DumpedRank:
         return replace(
             RANK, rank=rank, said={name: [one.hex() for one in all_] for name, all_ in said.items()}
         )
 
-    def restore(self, rank: int, *_: object) -> None:
-        self.restored.append(rank)
-        if rank == ALL[0]:
-            assert self.agent.recv(99, socket.MSG_DONTWAIT) == LAST_WORDS
+    def restore(self, dumped: list[Dumped]) -> dict[int, float]:
+        self.restored += [one.rank for one in dumped]
+        assert self.agent.recv(99, socket.MSG_DONTWAIT) == LAST_WORDS
+        return {one.rank: 0.0 for one in dumped}
 
 
 class MadeUpHosts:

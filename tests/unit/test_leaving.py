@@ -16,10 +16,12 @@ from descriptors import held_descriptors
 
 from jitckpt.agent import standby
 from jitckpt.agent.migration import leaving as leaving_module
-from jitckpt.agent.migration.leaving import Departure, _Dumped
+from jitckpt.agent.migration.leaving import Departure
+from jitckpt.agent.migration.move import Dumped
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
 from jitckpt.agent.standby import _receive_files, _Waiting
+from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
 from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import listen
@@ -37,6 +39,7 @@ from jitckpt.wire.moves import (
     JobFacts,
     Move,
     RanksRestored,
+    SamePiece,
     Steps,
     Taken,
     Whole,
@@ -111,20 +114,25 @@ def test_hosts_that_have_said_that_they_stand_by_and_are_gone_are_passed_over() 
 
 # What the two say to each other.
 
+PAGES = os.urandom(100 * 4096)
+
 Told = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 @pytest.fixture
-def dumped(tmp_path: Path) -> Iterator[_Dumped]:
+def dumped(tmp_path: Path) -> Iterator[Dumped]:
     """A rank with two files of images, one of them with a hole, and a log that stays."""
     (here := tmp_path / "here").mkdir()
     (here / "core-7.img").write_bytes(b"core")
     with (here / "pages-1.img").open("wb") as pages:
         pages.seek(1 << 20)
+        pages.write(PAGES)
+        pages.write(PAGES)
         pages.write(b"behind a hole")
+    (here / "pages-2.img").write_bytes(PAGES[4096:])
     (here / "dump.log").write_text("nobody needs it")
     folder = os.open(here, os.O_RDONLY)
-    yield _Dumped(1, folder, (7,), Carried(), {})
+    yield Dumped(1, folder, Carried(), {}, pids=(7,))
     os.close(folder)
 
 
@@ -155,7 +163,9 @@ def leaving(ring: int) -> Departure:
     return made
 
 
-def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankFromImages) -> None:
+def test_what_a_host_that_is_left_sends_comes_whole(
+    dumped: Dumped, come: RankFromImages, capsys: pytest.CaptureFixture[str]
+) -> None:
     ring = local_state.create()
     os.pwrite(ring, b"local state", 5000)
 
@@ -174,20 +184,23 @@ def test_what_a_host_that_is_left_sends_comes_whole(dumped: _Dumped, come: RankF
         return sent.size, sent.restored
 
     size, restored = asyncio.run(to(called, say))
-    assert (restored, size >= 28) == (RanksRestored(4711, 0.5), True)
+    assert (restored, size > 2 * len(PAGES)) == (RanksRestored(4711, 0.5), True)
+    assert f"kB of {show_size(size)} had to go" in capsys.readouterr().err
     there = {name: os.open(name, os.O_RDONLY, dir_fd=come.images) for name in os.listdir(come.images)}
     assert {name: os.fstat(file).st_size for name, file in there.items()} == {
         "core-7.img": 4,
-        "pages-1.img": (1 << 20) + 13,
+        "pages-1.img": (1 << 20) + 2 * len(PAGES) + 13,
+        "pages-2.img": len(PAGES) - 4096,
     }
-    assert os.pread(there["pages-1.img"], 99, 1 << 20) == b"behind a hole"
+    assert os.pread(there["pages-1.img"], 1 << 20, 1 << 20) == 2 * PAGES + b"behind a hole"
+    assert os.pread(there["pages-2.img"], 1 << 20, 0) == PAGES[4096:]
     assert os.pread(come.ring, 11, 5000) == b"local state"
     for file in (*there.values(), ring):
         os.close(file)
 
 
 def test_a_host_that_takes_nothing_any_more_is_left(
-    dumped: _Dumped, come: RankFromImages, monkeypatch: pytest.MonkeyPatch
+    dumped: Dumped, come: RankFromImages, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else this one would wait for it until it is taken away."""
     monkeypatch.setattr(leaving_module, "TAKING_SECONDS", 0.5)
@@ -222,7 +235,7 @@ def test_a_host_that_takes_nothing_any_more_is_left(
     ],
 )
 def test_an_answer_that_makes_no_sense_is_a_sentence(
-    dumped: _Dumped, come: RankFromImages, answer: dict[str, Any], why: str
+    dumped: Dumped, come: RankFromImages, answer: dict[str, Any], why: str
 ) -> None:
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await visiting.hear(reader, Move)
@@ -281,7 +294,23 @@ def but(message: Checked, **fields: Any) -> dict[str, Any]:
             [but(MOVE), but(ImageFile(1, "core", 5)), but(ImagePiece(1, "core", 0, "00", 5))],
             "A piece that was packed came damaged",
         ),
-        ([but(MOVE), {"whole": True}], "known are whole, file, file_part."),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(SamePiece(1, "core", 0, 5, 1, "pages-1.img", 0))],
+            "makes no sense here.",
+        ),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(SamePiece(1, "core", 0, 6, 1, "core", 0))],
+            "is to be the same as what has not come.",
+        ),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(SamePiece(1, "core", 0, 1 << 30, 1, "core", 0))],
+            "a piece has at most 4194304 bytes, and not 1073741824",
+        ),
+        (
+            [but(MOVE), but(ImageFile(1, "core", 5)), but(SamePiece(1, "core", 0, 5, 1, "core", -1))],
+            "has no place",
+        ),
+        ([but(MOVE), {"whole": True}], "known are whole, file, file_part, same_part."),
     ],
 )
 def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(

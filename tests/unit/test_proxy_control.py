@@ -6,7 +6,7 @@ import selectors
 import socket
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -257,10 +257,10 @@ def test_a_rank_has_another_device_before_its_error_is_delivered(leads: bool, fr
     """Its calls fail with the new server as before. Nobody but its own host knows which devices there are."""
     rank = 0 if leads else 1
     proxies = [Proxy(0, 2), Proxy(1, 2)]
-    moved = []
+    moved: list[int] = []
 
-    def move(rank: int) -> None:  # as another device: the calls do not fail there
-        moved.append(rank)
+    def move(ranks: Sequence[int]) -> None:  # as another device: the calls do not fail there
+        moved.extend(ranks)
         proxies[rank].failing = None
 
     exchange = ExchangeSettings(("0", "1") if free else ("0",), {}, move)
@@ -288,6 +288,32 @@ def test_a_rank_has_another_device_before_its_error_is_delivered(leads: bool, fr
     assert told in hosts[rank].said
     for host in hosts:
         host.close()
+
+
+def test_ranks_whose_devices_break_together_are_made_anew_together() -> None:
+    """CRIU has them side by side; the third rank has its order at once."""
+    proxies = [Proxy(rank, 3) for rank in range(3)]
+    moved: list[list[int]] = []
+
+    def move(ranks: Sequence[int]) -> None:
+        moved.append(list(ranks))
+        for rank in ranks:
+            proxies[rank].failing = None
+
+    exchange = ExchangeSettings(tuple("012345"), {}, move)
+    host = Host(dict.fromkeys(range(3), os.getsid(0)), exchange=exchange)
+    for proxy in proxies:
+        host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
+    play(host, proxies)
+    lost = (40, "CUDA error 999: unknown error")
+    for rank in (0, 2):
+        proxies[rank].failing = lost
+        host.clients[rank].send(encode(proxies[rank].alarm(*lost)))
+    host.listen()
+    play(host, proxies)
+    assert [(proxy.state, proxy.held, proxy.got_error) for proxy in proxies] == [(7, False, False)] * 3
+    assert moved == [[0, 2]]
+    host.close()
 
 
 @contextmanager

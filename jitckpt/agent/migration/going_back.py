@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from jitckpt.agent.migration import looked_at, snapshots
-from jitckpt.agent.migration.move import ATTEMPTS, LIMIT, end_what_is_left
+from jitckpt.agent.migration import looked_at, side_by_side, snapshots
+from jitckpt.agent.migration.move import LIMIT
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, images_of
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -103,8 +103,7 @@ def made_again(
                 barrier.fill(bytes.fromhex(plan["barrier"]))
             shared = {"jitckpt-rest": place.file}
             shared |= {} if barrier is None else {"jitckpt-steps": barrier.file}
-            for one in ranks:
-                _make_again(found, one, shared, mark)
+            _make_all_again(found, ranks, shared, mark)
         except (CriuError, OSError, RuntimeError) as error:  # RuntimeError: torch's store
             raise NotMadeAgain(str(error)) from error
         return MadeAgain(snapshot.step, plan, ranks, relay, barrier, place, undo.pop_all().close)
@@ -129,21 +128,24 @@ def _wait_until_free(numbers: Sequence[int]) -> None:
         time.sleep(0.01)
 
 
-def _make_again(found: Criu, one: RankFromImages, shared: Mapping[str, int], mark: str) -> None:
-    """Make a rank's processes again. Raises CriuError or OSError; then some of them may be left."""
-    for path, size in one.dumped.files.items():
-        if os.stat(path).st_size > size:  # what was written since then is written again
-            os.truncate(path, size)
-    size = sum(os.stat(name, dir_fd=one.images).st_size for name in os.listdir(one.images))
-    children.note_own(one.pid)
+def _make_all_again(
+    found: Criu, ranks: Sequence[RankFromImages], shared: Mapping[str, int], mark: str
+) -> None:
+    """Make the ranks' processes again. Raises CriuError or OSError; then some of them may be left."""
+    size = 0
+    for one in ranks:
+        for path, length in one.dumped.files.items():
+            if os.stat(path).st_size > length:  # what was written since then is written again
+                os.truncate(path, length)
+        size += sum(os.stat(name, dir_fd=one.images).st_size for name in os.listdir(one.images))
+        children.note_own(one.pid)
+    limit = LIMIT + size / SLOWEST_DISK
     try:
-        for attempt in range(1, ATTEMPTS + 1):
-            try:
-                one.restore(found, LIMIT + size / SLOWEST_DISK, shared, mark)
-                return
-            except CriuError:
-                end_what_is_left(one.dumped.pids)
-                if attempt == ATTEMPTS:
-                    raise
+        side_by_side.all_of(
+            side_by_side.made_again(
+                ranks, lambda one: one.restore(found, limit, shared, mark), lambda one: one.end()
+            )
+        )
     finally:
-        network_lock.unlock(criu.locks(one.images))
+        for one in ranks:
+            network_lock.unlock(criu.locks(one.images))

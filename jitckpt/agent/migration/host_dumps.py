@@ -7,13 +7,14 @@ import contextlib
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, peeked
 from jitckpt.agent.migration.shelf import Draft, Shelf, Size
+from jitckpt.agent.migration.side_by_side import all_of, side_by_side
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
 from jitckpt.agent.proxies.step_barrier import StepBarrier
 from jitckpt.bindings import criu
@@ -91,12 +92,8 @@ class HostDumps:
             stack.enter_context(mover.worker(self._ranks[0]).being_made_again())
             whats = {rank: self._look(rank) for rank in self._ranks}
             stores = {rank: stack.enter_context(mover.store_at_rest(whats[rank])) for rank in self._ranks}
-            with ThreadPoolExecutor(len(self._ranks)) as pool:
-                dumps = [
-                    pool.submit(self._dump_one, draft, rank, whats[rank], stores[rank])
-                    for rank in self._ranks
-                ]
-            self._told = [one.result() for one in dumps]
+            dumps = [partial(self._dump_one, draft, rank, whats[rank], stores[rank]) for rank in self._ranks]
+            self._told = all_of(side_by_side(dumps))
         except BaseException:
             self.drop()
             raise

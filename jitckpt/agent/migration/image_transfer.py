@@ -8,15 +8,16 @@ import contextlib
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.packing import Packer
+from jitckpt.agent.migration.same_pages import SameOrNew, SamePages, SamePagesOfFile
 from jitckpt.agent.proxies.state_transfer import checksum
 from jitckpt.hosts import visiting
 from jitckpt.hosts.link import LinkError
-from jitckpt.wire.moves import MOST_PACKED, ImageFile, ImagePiece, Whole
+from jitckpt.wire.moves import MOST_PACKED, ImageFile, ImagePiece, SamePiece, Whole
 
 PIECE = MOST_PACKED
 SLOWEST = 50e6  # bytes a second that no training misses
@@ -46,17 +47,23 @@ async def send_file(
     *,
     patience: float | None = None,
     pace: Pace | None = None,
+    same: SamePages | None = None,
 ) -> int:
     """Send what is written of a file; return how much that was.
 
-    patience: seconds in which the other side takes a piece. Raises LinkError or OSError.
+    patience: seconds in which the other side takes a piece. same: the pages that have gone that way before.
+    Raises LinkError or OSError.
     """
     sent = 0
     writer.write(visiting.encode(ImageFile(rank, image, os.fstat(file).st_size)))
     on_its_way: asyncio.Task[None] | None = None
-    pieces = _pieces(file)
+    pieces = _pieces(file, None if same is None else same.of(rank, image))
     try:
         while (piece := await to_its_end(next, pieces, None)) is not None:
+            if isinstance(piece, SamePiece):
+                writer.write(visiting.encode(replace(piece, rank=rank, image=image)))
+                sent += piece.size
+                continue
             at, data, proof = piece
             packed = await packer.pack(data)  # while the piece before is on its way
             if on_its_way is not None:
@@ -79,8 +86,8 @@ async def _drain(packer: Packer, writer: asyncio.StreamWriter, size: int, patien
         await packer.drain(writer, size)
 
 
-def _pieces(file: int) -> Iterator[tuple[int, bytes, str]]:
-    """Yield what is written of a file, with where it stands, and its checksum."""
+def _pieces(file: int, same: SamePagesOfFile | None) -> Iterator[tuple[int, bytes, str] | SamePiece]:
+    """Yield what is written of a file, with where it stands, and its checksum; or where the same has gone."""
     size, at = os.fstat(file).st_size, 0
     while at < size:
         try:
@@ -89,7 +96,12 @@ def _pieces(file: int) -> Iterator[tuple[int, bytes, str]]:
             return
         end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
         data = os.pread(file, end - at, at)
-        yield at, data, checksum(data)
+        for run in (SameOrNew(0, len(data), None),) if same is None else same.runs(at, data):
+            if run.same is None:
+                part = data[run.begin : run.end]
+                yield at + run.begin, part, checksum(part)
+            else:
+                yield SamePiece(0, "", at + run.begin, run.end - run.begin, *run.same)
         at += len(data)
 
 
@@ -112,8 +124,10 @@ async def receive_files(
     try:
         while True:
             async with _in_time(patience, "sends"):
-                said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece)
+                said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece, SamePiece)
             match said:
+                case SamePiece() if said.of in files and (said.rank, said.image) in files:
+                    size += await to_its_end(_copy, files[said.of], files[said.rank, said.image], said)
                 case ImagePiece(rank, image) if (rank, image) in files:
                     size += await to_its_end(_write, files[rank, image], said, data)
                 case ImageFile(rank, image, whole) if (rank, image) not in files:
@@ -146,6 +160,13 @@ async def to_its_end(call: Callable[..., Value], *arguments: Any) -> Value:
     except asyncio.CancelledError:
         await asyncio.wait([call_ends])
         raise
+
+
+def _copy(origin: _Opened, to: _Opened, said: SamePiece) -> int:
+    data = os.pread(origin.file, said.size, said.of_at)
+    if len(data) < said.size or said.at + said.size > to.size:
+        raise LinkError("A piece of an image is to be the same as what has not come.")
+    return os.pwrite(to.file, data, said.at)
 
 
 @contextlib.asynccontextmanager

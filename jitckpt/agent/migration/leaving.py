@@ -10,19 +10,19 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import send_file
-from jitckpt.agent.migration.move import CLOCKS, MoveError, Mover, peeked, reap
+from jitckpt.agent.migration.move import CLOCKS, Dumped, MoveError, Mover, peeked, reap
 from jitckpt.agent.migration.packing import Packer
+from jitckpt.agent.migration.same_pages import SamePages
+from jitckpt.agent.migration.side_by_side import all_of
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
-from jitckpt.decisions.belongings import Carried
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.hosts import link, visiting
@@ -45,7 +45,7 @@ from jitckpt.wire.moves import (
     Whole,
 )
 
-ANSWER_SECONDS = 120.0  # in which the other host makes a rank's processes again
+ANSWER_SECONDS = 240.0  # in which the other host makes a rank's processes again, at its second try, too
 TAKING_SECONDS = 60.0  # in which it takes a piece of an image
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
 CONNECTING_SECONDS = 5.0
@@ -63,17 +63,6 @@ class _Sent:
     writer: asyncio.StreamWriter
     size: int
     restored: RanksRestored
-
-
-@dataclass(frozen=True)
-class _Dumped:
-    """A rank whose processes are images in this folder."""
-
-    rank: int
-    folder: int
-    pids: Sequence[int]
-    what: Carried
-    stores: dict[str, Any]
 
 
 class Departure:
@@ -124,12 +113,16 @@ class Departure:
         begun = time.monotonic()
         folders: list[int] = []
         with contextlib.ExitStack() as stack:
-            dumped: list[_Dumped] = []
+            ready: list[Dumped] = []
+            dumped: list[Dumped] = []
             stack.enter_context(self._mover.worker(min(orders)).being_made_again())
             try:
                 for rank in orders:
                     folders.append(stack.enter_context(nameless_folder()))
-                    dumped.append(self._dump(rank, folders[-1], stack))
+                    ready.append(self._mover.prepared(rank, folders[-1], stack, elsewhere=True))
+                found = self._mover.dump_all(ready)
+                dumped += [one for one in found if isinstance(one, Dumped)]
+                all_of(found)
                 size, where = self._move(dumped, orders, time.monotonic() - begun)
             except (MoveError, CriuError, StoreError, LinkError, HostsError, OSError) as error:
                 self._log.write("move_failed", ranks=sorted(orders), text=str(error))
@@ -150,29 +143,22 @@ class Departure:
         )
         return True
 
-    def _dump(self, rank: int, folder: int, stack: contextlib.ExitStack) -> _Dumped:
-        mover = self._mover
-        what = mover.look(rank, elsewhere=True)
-        stores = stack.enter_context(mover.store_at_rest(what))
-        mover.wait_until_read({**mover.sockets(rank), **stores})
-        mover.dump(rank, folder, what)
-        return _Dumped(rank, folder, mover.pids(rank, folder), what, stores)
-
-    def _back(self, dumped: Sequence[_Dumped]) -> None:
+    def _back(self, dumped: Sequence[Dumped]) -> None:
         """Make the processes again here, as far as that can be done."""
         for one in dumped:
             reap(one.pids)
-            with contextlib.suppress(CriuError, OSError):  # then it counts as killed
-                self._mover.restore(one.rank, one.folder, one.pids, one.what, one.stores)
+        for rank, took in self._mover.restore(dumped).items():
+            if not isinstance(took, float):
+                self._say(f"rank {rank} could not be made again: {took}")
 
-    def _lose(self, dumped: Sequence[_Dumped]) -> None:
+    def _lose(self, dumped: Sequence[Dumped]) -> None:
         """The others expect them on the other host, so they are not made again here: they count as killed."""
         for one in dumped:
             reap(one.pids)
             self._mover.worker(one.rank).not_made_again()
 
     def _move(
-        self, dumped: Sequence[_Dumped], orders: Mapping[int, bytes], dump_seconds: float
+        self, dumped: Sequence[Dumped], orders: Mapping[int, bytes], dump_seconds: float
     ) -> tuple[int, str]:
         """Return the bytes that were sent, and to whom."""
         move = Move(
@@ -214,13 +200,13 @@ class Departure:
             raise
         return sent.size, sent.standby.address
 
-    def _told_of(self, one: _Dumped) -> DumpedRank:
+    def _told_of(self, one: Dumped) -> DumpedRank:
         sockets = {**self._mover.sockets(one.rank), **one.stores}
         said = {name: peeked(end) for name, end in sockets.items()}  # they may yet go on here
         return self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=said, files={})
 
     async def _send_to_one(
-        self, move: Move, dumped: Sequence[_Dumped], standbys: Sequence[Standby], tries: int = TRIES
+        self, move: Move, dumped: Sequence[Dumped], standbys: Sequence[Standby], tries: int = TRIES
     ) -> _Sent:
         """Have the first host that stands by and can be reached make the processes again.
 
@@ -258,11 +244,11 @@ class Departure:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
         move: Move,
-        dumped: Sequence[_Dumped],
+        dumped: Sequence[Dumped],
         standby: Standby,
     ) -> tuple[int, RanksRestored]:
         writer.write(visiting.encode(replace(move, clock=time.monotonic())))
-        packer = Packer(standby.unpacks and packing.can_pack())
+        packer, same = Packer(standby.unpacks and packing.can_pack()), SamePages()
         size = 0
         for one in dumped:
             files = {
@@ -272,15 +258,18 @@ class Departure:
             }
             try:
                 for name, file in files.items():
-                    size += await send_file(writer, one.rank, name, file, packer, patience=TAKING_SECONDS)
+                    size += await send_file(
+                        writer, one.rank, name, file, packer, patience=TAKING_SECONDS, same=same
+                    )
             finally:
                 for file in files.values():
                     os.close(file)
             ring = self._mover.worker(one.rank).ring_fd
             size += await send_file(writer, one.rank, "", ring, packer, patience=TAKING_SECONDS)
         writer.write(visiting.encode(Whole()))
+        say(f"{show_size(size - same.saved)} of {show_size(size)} had to go; the rest are the same pages.")
         if packer.saved:
-            say(f"zstd has taken {show_size(packer.saved)} of {show_size(size)} off the way.")
+            say(f"zstd has taken {show_size(packer.saved)} of that off the way.")
         return size, await _answer(reader, RanksRestored, ANSWER_SECONDS * len(dumped))
 
     async def _finish(

@@ -16,14 +16,16 @@ import struct
 import termios
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.side_by_side import Failure, fitting, made_again, side_by_side
 from jitckpt.agent.migration.store_relay import StoreError, StoreRelay
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.bindings import criu
-from jitckpt.bindings.criu import Criu, CriuError, Options
+from jitckpt.bindings.criu import Criu, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import show_size
 from jitckpt.decisions import belongings
@@ -37,7 +39,6 @@ from jitckpt.wire.moves import DumpedRank
 
 LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
 READING_SECONDS = 30.0  # in which a worker that is held reads what it was sent before
-ATTEMPTS = 2  # to restore
 FIRST_FREE = 3  # descriptors: after the standard ones
 MOST_BYTES = 1 << 20  # of a message
 SO_PEEK_OFF = 42  # from asm-generic/socket.h
@@ -57,6 +58,38 @@ class _Message:
 
     data: bytes
     files: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Dumped:
+    """A rank whose processes are images in this folder, or are about to be: then there are no pids.
+
+    pids: the worker first. stores: by which it reaches the job's store, which rest. keeps_clock: no time
+    passes for it, in a time namespace of its own. needed: bytes of memory for the images. seconds: of the
+    dump.
+    """
+
+    rank: int
+    folder: int
+    what: Carried
+    stores: dict[str, socket.socket]
+    keeps_clock: bool = False
+    needed: int = 0
+    pids: Sequence[int] = ()
+    seconds: float = 0.0
+
+    @property
+    def bytes(self) -> int:
+        """Of the images."""
+        return sum(os.stat(name, dir_fd=self.folder).st_size for name in os.listdir(self.folder))
+
+
+@dataclass(frozen=True)
+class _Made:
+    """A rank that was made again: this process's ends of the sockets to it, and the seconds."""
+
+    ends: dict[str, socket.socket]
+    seconds: float
 
 
 class Mover:
@@ -95,42 +128,53 @@ class Mover:
             self._log.write("not_movable", rank=rank, text=str(error))
             self._say(f"the worker process of rank {rank} could not be moved: {error}")
 
-    def move(self, rank: int) -> None:
-        """Make the rank's worker anew. If that can't be done it stays as it was, or it has ended."""
+    def move(self, ranks: Sequence[int]) -> None:
+        """Make the ranks' workers anew. One for which that can't be done stays as it was, or it has ended."""
         begun = time.monotonic()
-        try:
-            what, own_clock = self.look(rank), has_own_clock(self._workers[rank].pid)
-            with (
-                self._workers[rank].being_made_again(),
-                nameless_folder() as folder,
-                self.store_at_rest(what) as stores,
-            ):
-                self.wait_until_read({**self.sockets(rank), **stores})
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self._workers[ranks[0]].being_made_again())
+            ready = []
+            for rank in ranks:
                 try:
-                    dumped = self.dump(rank, folder, what)
-                    size = sum(os.stat(name, dir_fd=folder).st_size for name in os.listdir(folder))
-                    pids = self.pids(rank, folder)
-                    reap(pids)
-                    restored = self.restore(rank, folder, pids, what, stores, keeps_clock=own_clock)
-                except (CriuError, OSError):
-                    network_lock.unlock(criu.locks(folder))
-                    raise
-        except (MoveError, CriuError, StoreError, OSError) as error:
-            self._log.write("move_failed", rank=rank, text=str(error))
-            self._say(f"the worker process of rank {rank} was not moved: {error}")
-            return
-        seconds = time.monotonic() - begun
+                    folder = stack.enter_context(nameless_folder())
+                    own_clock = has_own_clock(self._workers[rank].pid)
+                    ready.append(self.prepared(rank, folder, stack, keeps_clock=own_clock))
+                except (MoveError, StoreError, OSError) as error:
+                    self._not_moved(rank, error)
+            dumped = []
+            for one, found in zip(ready, self.dump_all(ready), strict=True):
+                if isinstance(found, Dumped):
+                    dumped.append(found)
+                    reap(found.pids)
+                else:
+                    self._not_moved(one.rank, found)
+                    network_lock.unlock(criu.locks(one.folder))
+            restored = self.restore(dumped)
+            for one in dumped:
+                took = restored[one.rank]
+                if isinstance(took, float):
+                    self._moved(one, took, time.monotonic() - begun)
+                else:
+                    self._not_moved(one.rank, took)
+                    network_lock.unlock(criu.locks(one.folder))
+
+    def _moved(self, one: Dumped, restored: float, seconds: float) -> None:
         self._log.write(
             "worker_moved",
-            rank=rank,
-            pids=pids,
-            bytes=size,
-            dump=dumped,
+            rank=one.rank,
+            pids=one.pids,
+            bytes=one.bytes,
+            dump=one.seconds,
             restore=restored,
             seconds=seconds,
         )
-        count = f"{len(pids)} process{'es' if len(pids) > 1 else ''}"
-        self._say(f"rank {rank} was made anew by CRIU: {count}, {show_size(size)}, in {seconds:.2f} s.")
+        count = f"{len(one.pids)} process{'es' if len(one.pids) > 1 else ''}"
+        size = show_size(one.bytes)
+        self._say(f"rank {one.rank} was made anew by CRIU: {count}, {size}, in {seconds:.2f} s.")
+
+    def _not_moved(self, rank: int, why: Exception) -> None:
+        self._log.write("move_failed", rank=rank, text=str(why))
+        self._say(f"the worker process of rank {rank} was not moved: {why}")
 
     def worker(self, rank: int) -> Worker:
         return self._workers[rank]
@@ -247,78 +291,100 @@ class Mover:
         )
         return time.monotonic() - begun
 
-    def restore(
+    def prepared(
         self,
         rank: int,
         folder: int,
-        pids: Sequence[int],
-        what: Carried,
-        stores: dict[str, socket.socket],
+        stack: contextlib.ExitStack,
         *,
+        elsewhere: bool = False,
+        into_memory: bool = True,
         keeps_clock: bool = False,
-        limit: float = LIMIT,
-    ) -> float:
-        """Make the dumped processes again, whose ends were waited for; return the seconds.
+    ) -> Dumped:
+        """Return a rank that can be dumped into a folder; it leaves the job's store until the stack ends.
 
-        stores: the new sockets are put there. keeps_clock: for them no time has passed, in a time namespace
-        of their own. Raises CriuError or OSError; then the worker counts as killed.
+        Raises MoveError, StoreError or OSError. elsewhere, into_memory: as for `look`.
         """
-        begun = time.monotonic()
-        if not keeps_clock:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(CLOCKS, dir_fd=folder)
-        before = {**self.sockets(rank), **stores}
-        on_their_way = {name: drained(one) for name, one in before.items()}
-        try:
-            for attempt in range(1, ATTEMPTS + 1):
-                try:
-                    ends = self._restored(rank, folder, what, on_their_way, limit)
-                    break
-                except CriuError:
-                    end_what_is_left(pids)
-                    if attempt == ATTEMPTS:
-                        raise
-            for name, old in stores.items():
-                self.relay.replace(old, ends[name])
-                old.close()
-            stores.update((name, ends.pop(name)) for name in list(stores))
-            self._adopt(rank, self.sockets(rank), ends)
-        except (CriuError, OSError):
-            end_what_is_left(pids)
-            self._workers[rank].not_made_again()
-            raise
-        finally:
-            for message in itertools.chain(*on_their_way.values()):
-                for file in message.files:
-                    os.close(file)
-        return time.monotonic() - begun
+        what = self.look(rank, elsewhere=elsewhere, into_memory=into_memory)
+        needed = looked_at.image_bytes(self._workers[rank].pid) if into_memory else 0
+        stores = stack.enter_context(self.store_at_rest(what))
+        return Dumped(rank, folder, what, stores, keeps_clock, needed)
 
-    def _restored(
-        self,
-        rank: int,
-        folder: int,
-        what: Carried,
-        on_their_way: Mapping[str, Sequence[_Message]],
-        limit: float,
-    ) -> dict[str, socket.socket]:
-        """Restore once; return the agent's ends of the new sockets. Raises CriuError or OSError."""
-        ends: dict[str, socket.socket] = {}
-        with contextlib.ExitStack() as stack:
-            inherit = list(self._inherited(rank, what, stack))
+    def dump_all(self, ready: Sequence[Dumped], limit: float = LIMIT) -> list[Dumped | Failure]:
+        """Dump ranks, and return each as it is now, or why it could not be dumped: it runs on as it was."""
+        parts = fitting({one.rank: one.needed for one in ready}, looked_at.available_memory())
+        by_rank = {one.rank: one for one in ready}
+        found: list[Dumped | Failure] = []
+        for part in parts:
+            found += side_by_side([partial(self._dump_one, by_rank[rank], limit) for rank in part])
+        return found
+
+    def _dump_one(self, one: Dumped, limit: float) -> Dumped:
+        self.wait_until_read({**self.sockets(one.rank), **one.stores})
+        seconds = self.dump(one.rank, one.folder, one.what, limit)
+        return replace(one, pids=self.pids(one.rank, one.folder), seconds=seconds)
+
+    def restore(self, dumped: Sequence[Dumped], limit: float = LIMIT) -> dict[int, float | Failure]:
+        """Make dumped ranks again, whose ends were waited for; return the seconds that each took.
+
+        Or why it could not be made again; then it counts as killed. Their new sockets to the store are put
+        into `stores`.
+        """
+        on_their_way = {}
+        for one in dumped:
+            if not one.keeps_clock:
+                with contextlib.suppress(FileNotFoundError):
+                    os.unlink(CLOCKS, dir_fd=one.folder)
+            ends = {**self.sockets(one.rank), **one.stores}
+            on_their_way[one.rank] = {name: drained(end) for name, end in ends.items()}
+        try:
+            found = made_again(
+                dumped,
+                lambda one: self._restored(one, on_their_way[one.rank], limit),
+                lambda one: end_what_is_left(one.pids),
+            )
+        finally:
+            for said in on_their_way.values():
+                for message in itertools.chain(*said.values()):
+                    for file in message.files:
+                        os.close(file)
+        return {one.rank: self._back(one, made) for one, made in zip(dumped, found, strict=True)}
+
+    def _back(self, one: Dumped, made: _Made | Failure) -> float | Failure:
+        """Have a rank that was made again go on with this process; or it counts as killed."""
+        if isinstance(made, _Made):
             try:
-                for end in what.sockets:
+                for name, old in one.stores.items():
+                    self.relay.replace(old, made.ends[name])
+                    old.close()
+                one.stores.update((name, made.ends.pop(name)) for name in list(one.stores))
+                self._adopt(one.rank, self.sockets(one.rank), made.ends)
+                return made.seconds
+            except OSError as error:
+                made = error
+        end_what_is_left(one.pids)
+        self._workers[one.rank].not_made_again()
+        return made
+
+    def _restored(self, one: Dumped, on_their_way: Mapping[str, Sequence[_Message]], limit: float) -> _Made:
+        """Restore once. Raises CriuError or OSError; then some of the processes may be left."""
+        begun, ends = time.monotonic(), dict[str, socket.socket]()
+        with contextlib.ExitStack() as stack:
+            inherit = list(self._inherited(one.rank, one.what, stack))
+            try:
+                for end in one.what.sockets:
                     ends[end.name], theirs = socket.socketpair(socket.AF_UNIX, end.kind)
                     stack.callback(theirs.close)
                     inherit.append((theirs.fileno(), f"socket:[{end.inode}]"))
                     for message in on_their_way[end.name]:  # said again, as the last that it had said
                         socket.send_fds(theirs, [message.data], message.files)
-                options = Options(folder, limit, inherit=inherit, variables=self._workers[rank].mark)
-                criu.restore(self._criu, options)
+                mark = self._workers[one.rank].mark
+                criu.restore(self._criu, Options(one.folder, limit, inherit=inherit, variables=mark))
             except BaseException:
                 for ours in ends.values():
                     ours.close()
                 raise
-        return ends
+        return _Made(ends, time.monotonic() - begun)
 
     def _inherited(self, rank: int, what: Carried, stack: contextlib.ExitStack) -> Iterator[tuple[int, str]]:
         """Yield files of this process that the restored ones get, with what CRIU calls them."""

@@ -78,7 +78,8 @@ class RankFromImages:
             relay.go_on([self.ends[name]])
 
     def end(self) -> None:
-        """End what there is of its processes, and close the sockets to them."""
+        """End what there is of its processes, and close the sockets to them. May be called twice."""
         end_what_is_left(self.dumped.pids)
         for end in self.ends.values():
             end.close()
+        self.ends.clear()

@@ -10,22 +10,20 @@ import contextlib
 import os
 import re
 import selectors
-import socket
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.callers import STATUS_FAILED, Callers
 from jitckpt.agent.migration.image_folder import DamagedImage, ImageFolder, Written, remove_left
-from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, reap
+from jitckpt.agent.migration.move import LIMIT, Dumped, MoveError, Mover, reap
+from jitckpt.agent.migration.side_by_side import all_of
 from jitckpt.agent.migration.store_relay import StoreError
 from jitckpt.agent.processes.children import Children
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.console import show_size
-from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.transparent import suspension
 from jitckpt.decisions.transparent.suspension import CannotSuspend
 from jitckpt.events import EventLog
@@ -38,16 +36,6 @@ from jitckpt.wire.commands import ResumeJob, Suspend, ToLauncher
 LOOK_SECONDS = 0.2  # between two looks whether the job was told to end while it is suspended
 SLOWEST_DISK = 20e6  # bytes a second
 TRIES = 5  # to tell all ranks of a step before one has come to it
-
-
-@dataclass(frozen=True)
-class _Dumped:
-    """A rank whose processes are images."""
-
-    rank: int
-    pids: Sequence[int]
-    what: Carried
-    stores: dict[str, socket.socket]
 
 
 class Suspending:
@@ -138,7 +126,7 @@ class Suspending:
         self._place.want(0)
         begun = time.monotonic()
         with contextlib.ExitStack() as stack:
-            dumped: list[_Dumped] = []
+            dumped: list[Dumped] = []
             try:
                 stack.enter_context(self._mover.worker(self._ranks[0]).being_made_again())
                 written = self._dump_all(dumped, stack)
@@ -237,23 +225,23 @@ class Suspending:
 
     # What is done.
 
-    def _dump_all(self, dumped: list[_Dumped], stack: contextlib.ExitStack) -> list[Written]:
+    def _dump_all(self, dumped: list[Dumped], stack: contextlib.ExitStack) -> list[Written]:
         """Dump all ranks; put each into `dumped`. Raises MoveError, CriuError, StoreError or OSError."""
         self._images = images = ImageFolder(self._to)
         self._children.note_images(images.path)
         mover = self._mover
-        for rank in self._ranks:
-            what = mover.look(rank, into_memory=False)
-            stores = stack.enter_context(mover.store_at_rest(what))
-            mover.wait_until_read({**mover.sockets(rank), **stores})
-            limit = LIMIT + self._bytes_of(rank) / SLOWEST_DISK
-            mover.dump(rank, images.of(rank), what, limit)
-            pids = mover.pids(rank, images.of(rank))
-            reap(pids)
-            dumped.append(_Dumped(rank, pids, what, stores))
+        ready = [
+            mover.prepared(rank, images.of(rank), stack, into_memory=False, keeps_clock=True)
+            for rank in self._ranks
+        ]
+        found = mover.dump_all(ready, LIMIT + sum(map(self._bytes_of, self._ranks)) / SLOWEST_DISK)
+        dumped += [one for one in found if isinstance(one, Dumped)]
+        for one in dumped:
+            reap(one.pids)
+        all_of(found)
         return [images.written(rank) for rank in self._ranks]
 
-    def _note_suspended(self, dumped: Sequence[_Dumped], written: Sequence[Written], dump: float) -> None:
+    def _note_suspended(self, dumped: Sequence[Dumped], written: Sequence[Written], dump: float) -> None:
         assert self._images is not None
         self._end_spares()
         self._suspended_at = time.monotonic()
@@ -279,35 +267,30 @@ class Suspending:
         self._say(text)
         self._callers.tell(text, 0)
 
-    def _fail(self, dumped: Sequence[_Dumped], error: Exception) -> None:
+    def _fail(self, dumped: Sequence[Dumped], error: Exception) -> None:
         """The job runs on: those who were dumped are made again."""
         assert self._images is not None or not dumped
         if self._images is not None:
             for rank in set(self._ranks) - {one.rank for one in dumped}:
                 self._unlock(rank)
-        back = all([self._back(one) for one in dumped])
+        back = self._back(dumped)
         self._log.write("suspension_failed", text=str(error))
         text = f"The job was not suspended: {error}"
         self._say(text if back else f"{text} Not all of its processes could be made again.")
         self._is_over(text)
 
-    def _back(self, one: _Dumped) -> bool:
-        """Make a rank's processes again; return whether that was possible. Else they count as killed."""
-        assert self._images is not None
-        limit = LIMIT + self._images.written(one.rank).bytes / SLOWEST_DISK
-        folder = self._images.of(one.rank)
-        try:
-            self._mover.restore(
-                one.rank, folder, one.pids, one.what, one.stores, keeps_clock=True, limit=limit
-            )
-        except (CriuError, OSError) as error:
-            self._log.write("move_failed", rank=one.rank, text=str(error))
-            self._say(f"rank {one.rank} could not be made again: {error}")
-            self._unlock(one.rank)
-            return False
-        return True
+    def _back(self, dumped: Sequence[Dumped]) -> bool:
+        """Make ranks again; return whether that was possible for all. The others count as killed."""
+        whole, limit = True, LIMIT + sum(one.bytes for one in dumped) / SLOWEST_DISK
+        for rank, took in self._mover.restore(dumped, limit).items():
+            if not isinstance(took, float):
+                self._log.write("move_failed", rank=rank, text=str(took))
+                self._say(f"rank {rank} could not be made again: {took}")
+                self._unlock(rank)
+                whole = False
+        return whole
 
-    def _make_all_again(self, dumped: Sequence[_Dumped], written: Sequence[Written]) -> None:
+    def _make_all_again(self, dumped: Sequence[Dumped], written: Sequence[Written]) -> None:
         assert self._images is not None
         try:
             for one, before in zip(dumped, written, strict=True):
@@ -316,11 +299,10 @@ class Suspending:
             self._lose(dumped, f"it can't be resumed: {error}")
             return
         begun = time.monotonic()
-        for one in dumped:
-            self._back(one)
+        self._back(dumped)
         self._log.write("made_again", ranks=[one.rank for one in dumped], seconds=time.monotonic() - begun)
 
-    def _lose(self, dumped: Sequence[_Dumped], why: str) -> None:
+    def _lose(self, dumped: Sequence[Dumped], why: str) -> None:
         """The ranks count as killed. why: the end of a sentence."""
         for one in dumped:
             self._unlock(one.rank)

@@ -10,7 +10,7 @@ import shutil
 import socket
 import tempfile
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol, cast
@@ -439,32 +439,30 @@ class Proxies:
                     return
                 case proxy_messages.Stop() | proxy_messages.GiveUp():
                     self._transfers.break_off(rank)
+        self._kept_orders.pop(rank, None)  # of a recovery that is over
         exchange = self._exchange
-        if exchange is not None and exchange.leaving and self._leaves(rank, data):
-            return
-        restarts = isinstance(proxy_messages.decode(data), proxy_messages.Restart)
-        if restarts and exchange is not None and exchange.is_due(rank):
-            self._servers.end_now(rank)
-            exchange.carry_out(rank)
+        if exchange is not None and isinstance(proxy_messages.decode(data), proxy_messages.Restart):
+            together = self._sessions.keys() if exchange.leaving else exchange.due
+            if rank in together:
+                self._keep(rank, data, together, exchange)
+                return
         self._send(rank, data)
 
-    def _leaves(self, rank: int, data: bytes) -> bool:
-        """Keep an order to restart until all ranks of this host have one, and are at rest; then all leave."""
-        assert self._exchange is not None
-        if not isinstance(proxy_messages.decode(data), proxy_messages.Restart):
-            return False
+    def _keep(self, rank: int, data: bytes, together: Collection[int], exchange: Exchange) -> None:
+        """Keep an order to restart until all these ranks have one, and are at rest; then carry out all."""
         self._kept_orders[rank] = data
-        if self._kept_orders.keys() < self._sessions.keys():
-            return True
+        if not set(together) <= self._kept_orders.keys():
+            return
         orders, self._kept_orders = self._kept_orders, {}
         for one in orders:
             self._servers.end_now(one)
-        if self._exchange.leave(orders):
-            self.moved = True
+        if exchange.leaving:
+            self.moved = exchange.leave(orders)
         else:
+            exchange.carry_out(list(orders))
+        if not self.moved:
             for one, order in orders.items():
                 self._send(one, order)
-        return True
 
     def adopt(self, rank: int, control: socket.socket) -> None:
         """A worker that has come from another host has this socket in the place of the one that it had."""

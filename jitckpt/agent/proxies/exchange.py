@@ -1,6 +1,6 @@
 """Has ranks whose devices are broken for good go on with others of their host."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from jitckpt.decisions.suspects import VARIABLE
@@ -14,12 +14,12 @@ class ExchangeSettings:
     """What is done about devices that are broken. names: this host's devices, as in CUDA_VISIBLE_DEVICES.
 
     rehearsed: what a server finds in its environment on a device that is broken in a rehearsal. move: makes
-    the rank's worker process anew, too; None: it stays. check: says what would keep it from doing so.
+    ranks' worker processes anew, too; None: they stay. check: says what would keep it from doing so.
     """
 
     names: tuple[str, ...]
     rehearsed: Mapping[str, str]
-    move: Callable[[int], None] | None = None
+    move: Callable[[Sequence[int]], None] | None = None
     check: Callable[[int], None] | None = None
     can_leave: Callable[[], bool] | None = None
     leave: Callable[[Mapping[int, bytes]], bool] | None = None
@@ -93,18 +93,21 @@ class Exchange:
         self._stays = not left
         return left
 
-    def is_due(self, rank: int) -> bool:
-        """Return whether a rank is to have another device before it has another server."""
-        return self._devices.is_broken(rank) and bool(self._devices.free)
+    @property
+    def due(self) -> set[int]:
+        """The ranks that are to have other devices before they have other servers."""
+        free = len(self._devices.free)
+        return set(sorted(rank for rank in self._devices.of if self._devices.is_broken(rank))[:free])
 
-    def carry_out(self, rank: int) -> None:
-        """Give the rank another device; its servers have ended."""
-        broken = self._devices.of[rank]
-        exchanged = self._devices.exchanged(rank)
-        assert exchanged is not None
-        self._devices = exchanged
-        device = exchanged.of[rank]
-        self._log.write("device_exchanged", rank=rank, broken=broken, device=device)
-        self._say(f"device {broken} of rank {rank} is broken; the rank goes on with device {device}.")
+    def carry_out(self, ranks: Sequence[int]) -> None:
+        """Give ranks other devices; their servers have ended."""
+        for rank in ranks:
+            broken = self._devices.of[rank]
+            exchanged = self._devices.exchanged(rank)
+            assert exchanged is not None
+            self._devices = exchanged
+            device = exchanged.of[rank]
+            self._log.write("device_exchanged", rank=rank, broken=broken, device=device)
+            self._say(f"device {broken} of rank {rank} is broken; the rank goes on with device {device}.")
         if self._settings.move is not None:
-            self._settings.move(rank)
+            self._settings.move(ranks)

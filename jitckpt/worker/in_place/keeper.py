@@ -26,6 +26,7 @@ from jitckpt.wire import environment, proxy_messages
 from jitckpt.worker.ends import at_end
 from jitckpt.worker.in_place import cudnn, naming, proxy_faults, torch_memory
 from jitckpt.worker.in_place.blocks import Again, Seen, SwitchOff, Valid, judge
+from jitckpt.worker.in_place.deterministic import DeterministicMinibatch
 from jitckpt.worker.in_place.scratch import Scratch
 from jitckpt.worker.in_place.state_on_device import SeenOf, StateOnDevice, digest, error_text
 
@@ -49,10 +50,13 @@ class MinibatchKeeper:
         validate_every: int,
         state_on_device: str = "0",
         guest: Guest | None = None,
+        *,
+        deterministic: bool = False,
     ) -> None:
         """process: the symbols of this process. validate_every: steps; see is_due.
 
-        guest: tells whether the agent wants all ranks to rest behind a step.
+        guest: tells whether the agent wants all ranks to rest behind a step. deterministic: minibatches that
+        are validated are made by such algorithms.
         """
         self._process = process
         proxy_calls.for_keeper(process)
@@ -62,6 +66,7 @@ class MinibatchKeeper:
         self._every = validate_every
         self._valid = False  # a minibatch was
         self._tries = 0  # in how many minibatches before this one a validation that is due was left out
+        self._deterministic = DeterministicMinibatch() if deterministic else None
         self._on_device: StateOnDevice | None = None
         if state_on_device in ("1", WITHOUT_INIT):
             self._on_device = StateOnDevice(process, beside_init=state_on_device == "1")
@@ -74,6 +79,8 @@ class MinibatchKeeper:
 
     def step_begins(self, step: int, optimizer: Optimizer, state: State) -> None:
         """The minibatch's calls are made: if it is time to, see whether they can be made again."""
+        if self._deterministic is not None:
+            self._deterministic.end()
         if self._off:
             return
         self._rests = self._guest is not None and self._guest.begins(step)
@@ -82,8 +89,7 @@ class MinibatchKeeper:
         self._silent = self._rests and not alone and not self._process.jitckpt_proxy_communicated()
         on_device = self._on_device
         stays = on_device is not None and on_device.stays
-        due = step == self._validate_at if stays else validation.is_due(step, self._every, self._valid)
-        if due or self._tries:
+        if self._is_due(step):
             heard = _Validation(self._process, step, state(), self.optimizers(), on_device).run()
             self._off = heard == _OVER
             self._valid |= heard in (_VALID, _VALID_STAYS)
@@ -108,11 +114,19 @@ class MinibatchKeeper:
         elif on_device is not None:
             on_device.watch()
 
+    def _is_due(self, step: int) -> bool:
+        """Return whether the minibatch of that step is to be validated."""
+        stays = self._on_device is not None and self._on_device.stays
+        due = step == self._validate_at if stays else validation.is_due(step, self._every, self._valid)
+        return due or self._tries > 0
+
     def step_ended(self, step: int, optimizer: Optimizer, state: State) -> None:
         """A minibatch begins. If it can't be kept, transparent mode ends and training goes on."""
         if self._off:
             return
         self._keep(step, optimizer, state)
+        if self._deterministic is not None and self._is_due(step + 1) and not self._off:
+            self._deterministic.begin()
         if self._rests and not self._off:
             self._rest(step)
         if step == _TELLS_AT and not self._off and os.environ.get("RANK", "0") == "0":
@@ -176,6 +190,8 @@ class MinibatchKeeper:
 
     def _stop(self) -> None:
         self._off = True
+        if self._deterministic is not None:
+            self._deterministic.end()
         if self._on_device is not None:
             self._on_device.end()
 
@@ -237,7 +253,8 @@ class _Validation:
                 what = self._described(differing, most=1)
                 text = (
                     f"{what} is not the same when the minibatch is run again, though all that it starts from "
-                    "is: something reads host memory behind the calls, or is not deterministic"
+                    "is: something reads host memory behind the calls, or is not deterministic (which "
+                    "--validate deterministic may help)"
                 )
                 return self._say(proxy_messages.SWITCH_OFF, text)
 
@@ -321,7 +338,8 @@ def begin() -> None:
         torch.cuda._lazy_call(_tell_what_is_free)  # the allocator is there once a device is used
         on_device = environment.STATE_ON_DEVICE.get()
         guest = _guest()
-        keeper = MinibatchKeeper(process, environment.VALIDATE_EVERY.get(), on_device, guest)
+        every, deterministic = environment.VALIDATE_EVERY.get(), environment.VALIDATE_DETERMINISTIC.get()
+        keeper = MinibatchKeeper(process, every, on_device, guest, deterministic=deterministic)
         # A server that is told of a fault is waited for, which is to be outside of the keeper's steps.
         rehearsal = proxy_faults.begin(process, guest)
         steps = OptimizerSteps(keeper)
