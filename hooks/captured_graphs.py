@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 import torch
 from torch import nn
 from torch.cuda import CUDAGraph
+from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 
 from jitckpt.hooks.attached import Attached
@@ -21,15 +22,15 @@ from jitckpt.hooks.untraced import untraced
 class GraphListener(Protocol):
     """What is told, by the thread that replays."""
 
-    def replay_begins(self, *, may_step: bool) -> None:
-        """A graph is about to be replayed. may_step: an optimizer makes a step in it, or nobody knows."""
+    def replay_begins(self, optimizers: list[Optimizer] | None) -> None:
+        """A graph is about to be replayed, in which these make a step. None: its capture was not seen."""
 
-    def replay_ended(self) -> None:
+    def replay_ended(self, optimizers: list[Optimizer] | None) -> None:
         """It is enqueued."""
 
 
 _capturing: list[CUDAGraph] = []
-_makes_steps: WeakKeyDictionary[CUDAGraph, bool] = WeakKeyDictionary()  # of those whose capture was seen
+_steps_in: WeakKeyDictionary[CUDAGraph, WeakSet[Optimizer]] = WeakKeyDictionary()  # if its capture was seen
 _listeners: WeakSet[GraphListener] = WeakSet()
 
 
@@ -53,7 +54,7 @@ def replays() -> int:
 
 def makes_steps() -> bool:
     """Return whether there is a graph in which an optimizer makes a step."""
-    return any(_makes_steps.values())
+    return any(_steps_in.values())
 
 
 def listen(listener: GraphListener) -> None:
@@ -77,9 +78,10 @@ def watch() -> None:
     _watch_graphed_callables()
 
 
-def _optimizer_stepped(*_: object) -> None:
+def _optimizer_stepped(optimizer: Optimizer, *_: object) -> None:
     if is_now():
-        _makes_steps.update(dict.fromkeys(_capturing, True))
+        for graph in _capturing:
+            _steps_in[graph].add(optimizer)
 
 
 def _watch_captures() -> None:
@@ -87,7 +89,7 @@ def _watch_captures() -> None:
 
     def capture_begin(self: CUDAGraph, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
-        _makes_steps[self] = False
+        _steps_in[self] = WeakSet()
         _capturing.append(self)
 
     def capture_end(self: CUDAGraph) -> None:
@@ -104,11 +106,12 @@ def _watch_replays() -> None:
 
     def replay(self: CUDAGraph) -> None:
         _seen.replays += 1
+        optimizers = None if self not in _steps_in else [*_steps_in[self]]
         for listener in tuple(_listeners):
-            listener.replay_begins(may_step=_makes_steps.get(self, True))
+            listener.replay_begins(optimizers)
         original(self)
         for listener in tuple(_listeners):
-            listener.replay_ended()
+            listener.replay_ended(optimizers)
 
     CUDAGraph.replay = replay  # type: ignore[method-assign]
 

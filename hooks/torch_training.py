@@ -264,12 +264,12 @@ class TrainingHooks:
     # What a graph does that the script replays itself is taken for a forward pass. Torch's own (of
     # make_graphed_callables, of torch.compile) are replayed inside of autograd's functions, and of a module.
 
-    def replay_begins(self, *, may_step: bool) -> None:
-        if may_step:
+    def replay_begins(self, optimizers: list[Optimizer] | None) -> None:
+        if optimizers is None or optimizers:
             self._listener.captured_step(self.step + 1)
         self._forward_begins(None, ())
 
-    def replay_ended(self) -> None:
+    def replay_ended(self, optimizers: list[Optimizer] | None) -> None:
         self._forward_ends(None, (), None)
 
     def _watch_backward(self, output: object) -> None:

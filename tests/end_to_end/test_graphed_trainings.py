@@ -1,7 +1,9 @@
 """Trainings with CUDA graphs, with their gradients in one and the optimizer's step outside of it: they go on.
 
-With the step inside no save is made, so that none is wrong.
+With the step inside no save is made, so that none is wrong. In transparent mode all go on.
 """
+
+import re
 
 import pytest
 from dying_training import HEAD, RUN, assert_goes_on
@@ -102,6 +104,36 @@ def test_steps_in_a_graph_are_never_saved(launcher: Launcher, way: str) -> None:
     assert sorted(undisturbed.out.splitlines()) == sorted(result.out.splitlines())
     assert "the script replays a CUDA graph in which an optimizer makes its step" in result.err
     assert "No whole state could be saved" in result.err
+
+
+TRANSPARENT = """
+import ctypes
+proxy = ctypes.CDLL(None)
+steps_in_graph, kills = sys.argv[1] == "whole", sys.argv[2] == "kills"
+warm_up(whole_step)
+graph = captured(whole_step if steps_in_graph else gradients)
+for number in range(14):
+    x.copy_(torch.randn(6, 8, generator=torch.Generator().manual_seed(number + 10 * rank)))
+    graph.replay()
+    if kills and rank == 1 and number == 10:
+        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
+    if not steps_in_graph:
+        optimizer.step()
+end(net, [one.tolist() for one in net.buffers()])
+"""
+
+
+@pytest.mark.parametrize("way", ["whole", "gradients"])
+def test_a_server_that_dies_is_replaced_in_transparent_mode(launcher: Launcher, way: str) -> None:
+    script = launcher.script(HEAD + PROGRAM + TRANSPARENT)
+    run = [*RUN, "--mode", "transparent", "--checkpoint-dir"]
+    undisturbed = launcher.run(*run, "undisturbed", script, way, "")
+    result = launcher.run(*run, "disturbed", script, way, "kills")
+    assert undisturbed.status == result.status == 0, result.err
+    assert sorted(undisturbed.out.splitlines()) == sorted(result.out.splitlines())
+    assert re.search("all ranks went (back to|on from) the state after step", result.err), result.err
+    in_graph = "a CUDA graph makes the step of optimizer 0 (Adam)" in result.err
+    assert in_graph == (way == "whole")
 
 
 def test_no_save_is_restored_behind_the_capture_of_a_step(launcher: Launcher) -> None:

@@ -56,7 +56,8 @@ void collect(void** arguments, softgpu_launch_t* launch) {
                  parameter<uint64_t>(arguments, 2), parameter<uint64_t>(arguments, 3), launch);
 }
 
-// A piece of a record that is too long for one parameter.
+// A piece of a record that is too long for one parameter. Who watches what kernels are given has to know that
+// another one takes it from where it is put to.
 struct Piece {
   uint64_t address, bytes;
   std::array<uint8_t, 16384> content;
@@ -93,7 +94,7 @@ constexpr std::array<softgpu_kernel_t, kernel_count> kernels = [] {
   for (size_t i = 0; i < record_sizes.size(); ++i)
     all[first_call + i] = {call_names[i], call, &records[i], 1};
   all[staged] = {"aten_call_staged", call_staged, words.data(), 2};
-  all[piece] = {"aten_put_piece", put_piece, &piece_parameter, 1};
+  all[piece] = {SOFTGPU_UPLOAD, put_piece, &piece_parameter, 1};
   all[collecting] = {"aten_collect", collect, words.data(), 4};
   all[releasing] = {"aten_release", release, words.data(), 1};
   return all;
