@@ -12,6 +12,7 @@ from weakref import WeakKeyDictionary, WeakSet
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.torch_training import all_inside, is_in_step
 from jitckpt.hooks.untraced import untraced
 from jitckpt.state import parallel
@@ -55,11 +56,15 @@ class OtherOptimizers:
             handle.remove()
 
     def _begins(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if captured_graphs.is_now():
+            return
         if id(optimizer) not in self._ids and optimizer not in self._innocent:
             self._begun[optimizer] = self._steps
             self._listener.other_step_begins()
 
     def _ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if captured_graphs.is_now():
+            return
         if id(optimizer) in self._ids:
             self._steps += 1
         elif optimizer not in self._innocent:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from jitckpt.hooks import captured_graphs
 from jitckpt.state import parallel
 
 FIRST_LOOKS, LOOKS = 3, 2
@@ -34,6 +35,7 @@ class StaleGradients:
     def __init__(self) -> None:
         self._looks, self._steps = FIRST_LOOKS, 0
         self._left: dict[str, _Left] = {}
+        self._replays = 0  # of graphs, as the newest step ended
 
     def step_ended(self, parameters: Callable[[], Mapping[str, Tensor]], *, is_changed: bool) -> list[str]:
         """Return some of the parameters that this step and the one before have moved by the same gradient.
@@ -47,6 +49,9 @@ class StaleGradients:
             return []
         self._looks -= 1
         before, self._left = self._left, {}
+        replays, self._replays = self._replays, captured_graphs.replays()
+        if replays != self._replays:
+            before = {}  # a graph writes gradients anew, and leaves no sign of it
         now = parameters()
         stale = [*islice((name for name, one in now.items() if _is_stale(before.get(name), one)), MOST)]
         if self._looks:

@@ -18,6 +18,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from jitckpt._seen import Seen
 from jitckpt.errors import CheckpointError
+from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.guard import Guard
 from jitckpt.hooks.torch_training import is_in_step
 from jitckpt.hooks.untraced import untraced
@@ -67,11 +68,14 @@ class OptimizerSteps:
             register_optimizer_step_pre_hook(untraced(self._guard(self._enters))),
             register_optimizer_step_post_hook(untraced(self._guard(self._leaves))),
         ]
+        self._replayed = self._guard(self._graph_has_stepped)
+        captured_graphs.listen(self)
         self._scaler_step: Callable[..., Any] = GradScaler.step
         GradScaler.step = self._watched_scaler_step()  # type: ignore[method-assign]
 
     def detach(self) -> None:
         """Take every hook away again."""
+        captured_graphs.ignore(self)
         for handle in self._handles:
             handle.remove()
         GradScaler.step = self._scaler_step  # type: ignore[method-assign]
@@ -83,6 +87,8 @@ class OptimizerSteps:
     def _enters(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if captured_graphs.is_now():
+            return None
         if self._inside is not None:
             if is_in_step(self._inside, besides=optimizer):
                 self._has_inner = True
@@ -102,7 +108,11 @@ class OptimizerSteps:
     def _leaves(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
         # A step may call that of its base class, which has hooks of its own. To find out takes a look at all
         # callers.
-        if optimizer is self._inside and not (self._has_inner and is_in_step(optimizer, besides=optimizer)):
+        if (
+            optimizer is self._inside
+            and not captured_graphs.is_now()
+            and not (self._has_inner and is_in_step(optimizer, besides=optimizer))
+        ):
             if not self._begun:
                 self._begins()  # it was given a closure that it did not call
             self._inside = None
@@ -147,9 +157,26 @@ class OptimizerSteps:
 
     def _leaves_out(self, optimizer: Optimizer) -> None:
         """A scaler has not let the optimizer make its step, so no hook has run."""
+        if captured_graphs.is_now():
+            return
         self._inside = optimizer
         self._begins()
         self._leaves(optimizer)
+
+    def replay_begins(self, optimizers: list[Optimizer] | None) -> None: ...
+
+    def replay_ended(self, optimizers: list[Optimizer] | None) -> None:
+        if optimizers:
+            self._replayed(optimizers)
+
+    def _graph_has_stepped(self, optimizers: list[Optimizer]) -> None:
+        """A minibatch ends behind a graph with a step in it; only an image has the state before that."""
+        for optimizer in optimizers:
+            self._number(optimizer)
+            self._unsupported(f"a CUDA graph makes the step of {self._spelled(optimizer)}")
+        self._listener.step_begins(self.step + 1, optimizers[-1], self._named)
+        self.step += 1
+        self._listener.step_ended(self.step, optimizers[-1], self._named)
 
     def _number(self, optimizer: Optimizer) -> int:
         for number, known in enumerate(self._known):

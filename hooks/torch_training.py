@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils.hooks import RemovableHandle
 
+from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.attached import Attached, AttachedMethod
 from jitckpt.hooks.untraced import compiled_from, left_out, untraced
 from jitckpt.state.optimizer_state import inside
@@ -52,6 +53,9 @@ class Listener(Protocol):
 
     def unequal_turns(self, step: int) -> None:
         """An optimizer has stepped again before another has: who is to say where the minibatch ends."""
+
+    def captured_step(self, step: int) -> None:
+        """A CUDA graph is about to be replayed in which an optimizer makes a step, as far as is known."""
 
     # Where the loop tells its boundaries, these as well; minibatch_begun is not told there.
 
@@ -126,6 +130,7 @@ class TrainingHooks:
         self._learns = every_optimizer and not optimizers
         self.is_learned = not self._learns  # which optimizers make up a minibatch
         self.unexpected: Optimizer | None = None  # one that is none of them and made a step later
+        captured_graphs.listen(self)
         self._scaler = scaler
         self.found_scaler: GradScaler | None = None
         self._scaler_step: Callable[..., Any] | None = None
@@ -187,6 +192,7 @@ class TrainingHooks:
 
     def detach(self) -> None:
         """Take every hook away again."""
+        captured_graphs.ignore(self)
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -234,8 +240,9 @@ class TrainingHooks:
             self._in_minibatch = True
             self._listener.minibatch_begun(self.step + 1)
 
-    def _forward_begins(self, module: nn.Module, inputs: object) -> None:
-        if torch.is_grad_enabled():  # else an evaluation, which trains nothing
+    def _forward_begins(self, module: nn.Module | None, inputs: object) -> None:
+        # Else an evaluation, which trains nothing, or one that is captured and does nothing now.
+        if torch.is_grad_enabled() and not captured_graphs.is_now():
             if self._in_minibatch:
                 if not self._in_step:
                     self._listener.passed_again(self.step + 1)
@@ -244,13 +251,26 @@ class TrainingHooks:
             if self._on_phase is not None:
                 self._on_phase(self.step + 1, "forward")
 
-    def _forward_ends(self, module: nn.Module, inputs: object, output: object) -> None:
+    def _forward_ends(self, module: nn.Module | None, inputs: object, output: object) -> None:
+        if captured_graphs.is_now():
+            return
         # A pass after the step, and before the boundary, is an evaluation that takes gradients.
         if torch.is_grad_enabled() and (self._turns == 0 or self._in_step):
             self._forward_seen = True
             self._asked_since_forward = False
             self._listener.forward_ended(self.step + 1)
             self._watch_backward(output)
+
+    # What a graph does that the script replays itself is taken for a forward pass. Torch's own (of
+    # make_graphed_callables, of torch.compile) are replayed inside of autograd's functions, and of a module.
+
+    def replay_begins(self, optimizers: list[Optimizer] | None) -> None:
+        if optimizers is None or optimizers:
+            self._listener.captured_step(self.step + 1)
+        self._forward_begins(None, ())
+
+    def replay_ended(self, optimizers: list[Optimizer] | None) -> None:
+        self._forward_ends(None, (), None)
 
     def _watch_backward(self, output: object) -> None:
         if (on_phase := self._on_phase) is not None:
@@ -282,6 +302,8 @@ class TrainingHooks:
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if captured_graphs.is_now():
+            return None
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         self._entered[id(outer)] += 1
         if self._in_step:
@@ -324,6 +346,8 @@ class TrainingHooks:
         return watched
 
     def _end(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
+        if captured_graphs.is_now():
+            return
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
         if self._entered[id(outer)] > 1 and is_in_step(outer, besides=optimizer):
@@ -362,6 +386,8 @@ class TrainingHooks:
     def _begin_any(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
+        if captured_graphs.is_now():
+            return None
         if not self.watched:
             self._optimizers, self._first_step = [weakref.ref(optimizer)], self.step + 1
         if self._explicit:
@@ -385,6 +411,8 @@ class TrainingHooks:
         return None
 
     def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
+        if captured_graphs.is_now():
+            return
         if self._explicit:
             self._end(optimizer)
         elif not self._learns:

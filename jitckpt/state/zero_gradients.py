@@ -59,7 +59,11 @@ def put(parameters: Mapping[str, Tensor], saved: Mapping[str, int]) -> None:
     """Let those parameters that had a gradient have one of zeros, and the others none."""
     for name, parameter in parameters.items():
         kind = saved.get(name, NO_GRADIENT)
-        parameter.grad = None if kind == NO_GRADIENT else _zeros(parameter, is_sparse=kind == SPARSE)
+        there = parameter.grad
+        if kind != NO_GRADIENT and there is not None and there.is_sparse == (kind == SPARSE):
+            there.detach().zero_()  # the same tensor: a CUDA graph that was captured before writes to it
+        else:
+            parameter.grad = None if kind == NO_GRADIENT else _zeros(parameter, is_sparse=kind == SPARSE)
 
 
 def _zeros(parameter: Tensor, *, is_sparse: bool) -> Tensor:

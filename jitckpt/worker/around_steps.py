@@ -28,6 +28,12 @@ UNEQUAL_TURNS = (
     "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
     "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
 )
+CAPTURED_STEP = (
+    "the script replays a CUDA graph in which an optimizer makes its step, as far as jitckpt knows, and "
+    "nobody can tell of the state on the device to which step it belongs. Capture the forward and the "
+    "backward pass, behind jitckpt.init or with `jitckpt run`, and call optimizer.step() outside of the "
+    "graph."
+)
 
 
 class AroundSteps:
@@ -164,6 +170,9 @@ class AroundSteps:
     @harmless
     def closure_again(self, step: int) -> None:
         self._outside.closure_again(step)
+
+    def captured_step(self, step: int) -> None:
+        self.switch.turn_off(CAPTURED_STEP)
 
     def unequal_turns(self, step: int) -> None:
         self.switch.astride = 1

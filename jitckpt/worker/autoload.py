@@ -55,6 +55,10 @@ def begin() -> None:
 
         step_record.begin(folder)
     mode = environment.MODE.get()
+    if mode == "user":
+        from jitckpt.hooks import captured_graphs
+
+        captured_graphs.watch()
     if mode == "user" and environment.FRAMEWORKS.get():
         when_imported({name: partial(_protect, adapter) for name, adapter in FRAMEWORKS.items()})
     if mode == "transparent":

@@ -9,6 +9,7 @@ from typing import Any
 
 from jitckpt.data.loop import Loop
 from jitckpt.errors import CheckpointError, LeftToScriptError, SaveError, TreeError
+from jitckpt.hooks import captured_graphs
 from jitckpt.saves import folders, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
@@ -22,6 +23,12 @@ from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.resharding import Saved
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.unprotected import Unprotected
+
+STEPS_OF_BEFORE = (
+    "A save can't be restored behind a CUDA graph in which an optimizer makes its step: the graph goes on "
+    "with the state that the optimizer had at the capture. Call job.restore() before it, or optimizer.step() "
+    "outside of the graph."
+)
 
 
 @dataclass(frozen=True)
@@ -122,6 +129,8 @@ class Restore:
 
     def _load(self, choice: Choice) -> Mapping[str, Any]:
         """Put the save into the job's objects. Raises CheckpointError if it does not fit."""
+        if captured_graphs.makes_steps():
+            raise CheckpointError(STEPS_OF_BEFORE)
         try:
             return restoring.load(
                 choice,
@@ -158,6 +167,8 @@ class Restore:
 
     def _restore_resharded(self, saved: Saved, begun: float) -> RestoredSave:
         rank, first = self._identity.rank, saved.records[0]
+        if captured_graphs.makes_steps():
+            raise CheckpointError(STEPS_OF_BEFORE)
         if self._given_step is not None and self._given_step != saved.step:
             raise CheckpointError(
                 f"jit_get_checkpoint_path gave rank {rank} step {self._given_step}; step {saved.step}, which "

@@ -37,6 +37,14 @@ HANDLES = {
 }
 LIBRARIES = ("cuda", "nccl", "cublas")  # how their calls begin
 CARRIED = ("tells", "asks", "waits")
+# On a stream that captures: what puts no node into the graph.
+EVENTS_IN_CAPTURE = {
+    "cudaEventRecord": "if (client::captures(stream)) return client::record_in_capture(stream, event);",
+    "cudaEventRecordWithFlags": "if (client::captures(stream)) "
+    "return client::record_in_capture(stream, event, flags);",
+    "cudaStreamWaitEvent": "if (client::waits_in_capture(stream, event)) "
+    "return client::wait_in_capture(stream, event, flags);",
+}
 RESULTS = ("cudaError_t", "ncclResult_t", "cublasStatus_t")
 # Of what a call writes, by name; others are arguments.
 FACTORS = {"ranks": "client::ranks_of(comm)", "datatype": "client::element_bytes(datatype)"}
@@ -214,11 +222,38 @@ def sent(call: Carried, field: Field) -> str:
     }[field.kind].format(field.name)
 
 
+def captured(call: Carried) -> list[str]:
+    """What the client does where the stream captures: the call becomes a part of a graph, or is refused."""
+    p = call.prototype
+    types = {argument.type: argument.name for argument in p.arguments}
+    if call.name in EVENTS_IN_CAPTURE:
+        return [EVENTS_IN_CAPTURE[call.name]]
+    if call.library == "cublas":
+        if call.sets or not call.of_kind("scalar", "result"):
+            return []
+        if stream := types.get("cudaStream_t"):
+            condition = f"client::captures({stream})"
+        else:
+            condition = f"client::captures_of_handle(client::number_of({types['cublasHandle_t']}))"
+        return [f'if ({condition}) return client::refuse<{p.result}>("{p.name} in a CUDA graph");']
+    stream = types.get("cudaStream_t")
+    if stream is None or call.runs != "tells" or call.destroys:
+        return []
+    library = "nccl" if p.result == "ncclResult_t" else "cudart"
+    kind = "Memcpy" if "Memcpy" in p.name else "Kernel"
+    return [
+        f"if (client::captures({stream})) return {p.result}(client::capture(Library::{library}, {stream}, "
+        f"cudaGraphNodeType{kind}, [=](cudaStream_t {stream}) "
+        f"{{ return int32_t({p.name}({', '.join(p.names())})); }}));"
+    ]
+
+
 def client_entry(call: Carried) -> str:
     p = call.prototype
     success = f"{p.result}(0)"
     content = call.of_kind("bytes")
-    body = [f"if (!{field.name}) return client::no_place<{p.result}>();" for field in call.of_kind("makes")]
+    body = captured(call)
+    body += [f"if (!{field.name}) return client::no_place<{p.result}>();" for field in call.of_kind("makes")]
     body += [
         f"const uint64_t kernel_{field.name} = client::kernel_number({field.name});\n"
         f"  if (kernel_{field.name} == 0) return client::newest_error();"
@@ -278,7 +313,10 @@ def client(table: Table) -> str:
     lines = [
         DO_NOT_EDIT,
         "#include <cstring>\n",
-        *(f'#include "proxy/client/{name}.h"' for name in ("blas", "kernels", "objects", "requests")),
+        *(
+            f'#include "proxy/client/{name}.h"'
+            for name in ("blas", "capture", "kernels", "objects", "requests")
+        ),
         'using namespace jitckpt::proxy;\n#pragma GCC visibility push(default)\nextern "C" {',
     ]
     lines += [client_entry(call) for call in table.carried]

@@ -1,11 +1,15 @@
 """A program behind the device proxy: the same bits as without it, and no device in its process."""
 
+import json
 import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 PROGRAMS = Path(__file__).parent / "programs"
+SOFTGPU_PROGRAMS = Path(__file__).parents[1] / "softgpu" / "programs"
 PLAIN_DDP = Path(__file__).parents[2] / "examples" / "plain_ddp.py"
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
@@ -48,6 +52,26 @@ def test_a_server_that_is_killed_in_a_minibatch_is_replaced(run_script: Run) -> 
     assert len(undisturbed.stdout.splitlines()) == 9
     assert killed.stdout == undisturbed.stdout
     assert killed.stderr.count("takes over and makes its calls again") == 4
+
+
+@pytest.mark.parametrize("way", ["whole", "gradients"])
+def test_a_graph_is_there_in_a_server_that_replaces_another(run_script: Run, way: str) -> None:
+    script = PROGRAMS / "replaced_servers_of_graphs.py"
+    undisturbed = run_script(script, way, "", ranks=0, proxy=True)
+    killed = run_script(script, way, "1,2,4,7", ranks=0, proxy=True)
+    assert len(undisturbed.stdout.splitlines()) == 9
+    assert killed.stdout == undisturbed.stdout
+    assert killed.stderr.count("takes over and makes its calls again") == 4
+
+
+def test_graphs_give_the_bits_of_the_eager_run(run_script: Run) -> None:
+    ways = ("whole_step", "two_graphs_of_one_pool", "graphed_callables", "side_streams")
+    told = run_script(SOFTGPU_PROGRAMS / "graphs.py", *ways, ranks=0, proxy=True)
+    assert told.stdout.splitlines()[-1] == json.dumps({way: [] for way in ways})
+
+
+def test_ranks_with_their_collectives_in_a_graph_equal_eager_ones(run_script: Run) -> None:
+    run_script(SOFTGPU_PROGRAMS / "graphed_ranks.py", ranks=2, proxy=True)
 
 
 def test_buckets_of_gradients_hold_nothing_between_minibatches(run_script: Run) -> None:

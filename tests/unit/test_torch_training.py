@@ -38,6 +38,9 @@ class Told:
     def unequal_turns(self, step: int) -> None:
         self.all.append(("unequal", step))
 
+    def captured_step(self, step: int) -> None:
+        self.all.append(("captured step", step))
+
     def minibatch_ended(self, step: int) -> None:
         self.all.append(("boundary", step))
 

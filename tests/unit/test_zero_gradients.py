@@ -156,6 +156,17 @@ def test_zeros_lie_as_gradients_do() -> None:
     assert unused.grad is None
 
 
+def test_what_a_graph_may_write_to_stays_the_same_tensor() -> None:
+    parameter = nn.Parameter(torch.ones(2))
+    parameter.grad = gradient = torch.ones(2)
+    zero_gradients.put({"one": parameter}, {"one": DENSE})
+    assert parameter.grad is gradient
+    assert gradient.tolist() == [0, 0]
+    zero_gradients.put({"one": parameter}, {"one": SPARSE})
+    assert parameter.grad is not None
+    assert parameter.grad.is_sparse
+
+
 def test_which_are_taken_away() -> None:
     before = Gradients(("one", "other"), bytes([DENSE, SPARSE]))
     now = Gradients(("one", "other"), bytes([NO_GRADIENT, SPARSE]))

@@ -45,6 +45,8 @@ class _Nobody:
 
     def several_steps(self) -> None: ...
 
+    def captured_step(self, step: int) -> None: ...
+
 
 # Of this process, until `taken_over`: the hooks of its faults, and what they befall.
 _begun: "tuple[TrainingHooks, Server] | None" = None

@@ -4,6 +4,7 @@
 #include <cstring>
 #include <iterator>
 
+#include "proxy/client/capture.h"
 #include "proxy/client/connection.h"
 #include "proxy/client/requests.h"
 #include "proxy/client/thread.h"
@@ -116,7 +117,9 @@ ncclResult_t ncclGroupStart() {
 ncclResult_t ncclGroupEnd() {
   ProgramThread& thread = this_thread();
   if (thread.group_depth == 0) return failed(ncclInvalidUsage, "ncclGroupEnd without ncclGroupStart.");
-  if (--thread.group_depth > 0 || thread.grouped_calls == 0) return ncclSuccess;
+  if (--thread.group_depth > 0) return ncclSuccess;
+  if (int32_t captured = 0; capture_group(captured)) return ncclResult_t(captured);
+  if (thread.grouped_calls == 0) return ncclSuccess;
   const wire::collective_group arguments{std::exchange(thread.grouped_calls, 0)};
   const auto result = tell<ncclResult_t>(Call::collective_group, arguments, thread.group);
   thread.group.clear();

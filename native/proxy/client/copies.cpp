@@ -6,6 +6,7 @@
 #include <functional>
 #include <optional>
 
+#include "proxy/client/capture.h"
 #include "proxy/client/connection.h"
 #include "proxy/client/requests.h"
 #include "proxy/client/thread.h"
@@ -164,8 +165,21 @@ cudaError_t copy(void* to, const void* from, std::size_t bytes, cudaMemcpyKind k
   if (bytes == 0) return cudaSuccess;
   if (!to || !from)
     return cudaError_t(fail(Library::cudart, cudaErrorInvalidValue, "a null pointer to copy to or from"));
+  if (returns == Returns::finished && forbidden_while_capturing() != cudaSuccess) return newest_error();
   const auto where = direction(kind, to, from);
   if (!where) return newest_error();
+  if (captures(stream)) {
+    const bool pageable = (!where->from_device && !is_pinned(*connection, from, bytes)) ||
+                          (!where->to_device && !is_pinned(*connection, to, bytes));
+    if (pageable) {
+      return cudaError_t(
+          refuse_in_capture(Library::cudart, stream, cudaErrorStreamCaptureUnsupported,
+                            "a graph copies no pageable memory of the host, only pinned memory"));
+    }
+    return cudaError_t(capture(Library::cudart, stream, cudaGraphNodeTypeMemcpy, [=](cudaStream_t other) {
+      return copy(to, from, bytes, kind, other, Returns::at_once);
+    }));
+  }
   if (!where->to_device && !where->from_device) {
     const cudaError_t result = cudaStreamSynchronize(stream);
     if (result == cudaSuccess) std::memmove(to, from, bytes);
@@ -216,6 +230,11 @@ cudaError_t fill(void* to, std::size_t pitch, int value, std::size_t width, std:
   Connection* const connection = Connection::get(Library::cudart, failure);
   if (!connection) return cudaError_t(failure);
   if (width == 0 || height == 0) return cudaSuccess;
+  if (captures(stream)) {
+    return cudaError_t(capture(Library::cudart, stream, cudaGraphNodeTypeMemset, [=](cudaStream_t other) {
+      return fill(to, pitch, value, width, height, other);
+    }));
+  }
   wire::fill arguments{
       reinterpret_cast<uint64_t>(to), pitch, width, height, number_of(stream), value, no_copy_flag};
   const std::size_t bytes = (height - 1) * pitch + width;
@@ -249,6 +268,7 @@ cudaError_t cudaMemset2DAsync(void* to, size_t pitch, int value, size_t width, s
 }
 
 cudaError_t cudaMemset(void* to, int value, size_t bytes) {
+  if (forbidden_while_capturing() != cudaSuccess) return newest_error();
   const cudaError_t result = cudaMemsetAsync(to, value, bytes, cudaStreamLegacy);
   int32_t failure = 0;
   Connection* const connection = Connection::get(Library::cudart, failure);

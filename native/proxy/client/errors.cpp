@@ -73,7 +73,7 @@ int32_t refuse_by_name(Library library, const char* function) {
   const bool graphs = name.find("Graph") != name.npos || name.find("Capture") != name.npos;
   const bool managed = name.find("Managed") != name.npos || name.find("Prefetch") != name.npos;
   const bool pools = name.find("MemPool") != name.npos || name.find("Async") != name.npos;
-  const char* const advice = graphs    ? " and no other part of CUDA graphs: run the kernels one by one"
+  const char* const advice = graphs    ? ": a graph is made by capturing a stream (torch.cuda.graph)"
                              : managed ? " and no managed memory: use device memory and copies"
                              : pools   ? ": use torch's own allocator and plain copies"
                                        : ": train without the proxy, or without what calls it";

@@ -8,9 +8,11 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <string_view>
 #include <unordered_map>
 #include <vector>
 
+#include "proxy/client/capture.h"
 #include "proxy/client/objects.h"
 #include "proxy/client/requests.h"
 #include "proxy_by_hand.h"
@@ -18,10 +20,14 @@
 namespace jitckpt::proxy::client {
 namespace {
 
+// softgpu's (softgpu/module.h); a GPU's programs upload by copies.
+constexpr std::string_view upload_kernel = "softgpu_upload";
+
 struct Kernel {
   uint64_t number;
   uint32_t parameter_bytes;
   std::vector<wire::Parameter> parameters;
+  bool uploads;  // it writes nothing itself: what it is given, others take from where it is put to
 };
 
 // Never destroyed: libraries unregister their kernels while the process exits.
@@ -79,12 +85,25 @@ const Kernel* find(const void* stub) {
   auto kernel = std::make_unique<const Kernel>(
       Kernel{arguments.kernel,
              answer->parameter_bytes,
-             {answer->parameters, answer->parameters + answer->parameter_count}});
+             {answer->parameters, answer->parameters + answer->parameter_count},
+             std::string_view(name) == upload_kernel});
   std::lock_guard lock(all.mutex);
   return all.found.try_emplace(stub, std::move(kernel)).first->second.get();
 }
 
 constexpr std::size_t most_attributes = 16;
+
+// The same again on another stream, for a graph.
+int32_t launch_on(cudaStream_t stream, wire::launch arguments, const std::vector<std::byte>& content,
+                  bool uploads) {
+  if (captures(stream)) {
+    return capture(Library::cudart, stream, cudaGraphNodeTypeKernel,
+                   [=](cudaStream_t other) { return launch_on(other, arguments, content, uploads); });
+  }
+  arguments.stream = number_of(stream);
+  if (uploads && state_is_still()) uploads_addresses(content);
+  return tell<cudaError_t>(Call::launch, arguments, content);
+}
 
 cudaError_t launch(const void* function, dim3 grid, dim3 block, void** parameters, std::size_t shared_bytes,
                    cudaStream_t stream, std::span<const cudaLaunchAttribute> attributes = {}) {
@@ -107,7 +126,7 @@ cudaError_t launch(const void* function, dim3 grid, dim3 block, void** parameter
     const wire::Parameter& parameter = kernel->parameters[i];
     std::memcpy(begin + parameter.offset, parameters[i], parameter.bytes);
   }
-  return tell<cudaError_t>(Call::launch, arguments, content);
+  return cudaError_t(launch_on(stream, arguments, content, kernel->uploads));
 }
 
 // What <<<...>>> leaves for the host stub that nvcc generated.

@@ -5,6 +5,7 @@
 #include <functional>
 #include <optional>
 
+#include "proxy/client/capture.h"
 #include "proxy/client/connection.h"
 #include "proxy/client/thread.h"
 #include "proxy/transport/answer.h"
@@ -259,8 +260,10 @@ int32_t tell_bytes(Library library, Call call, Bytes arguments, Bytes more, Posi
         library, in_words_of(library, cudaErrorInvalidValue, ncclSystemError, CUBLAS_STATUS_INVALID_VALUE),
         "one call is longer than a segment of the device proxy's log: raise JITCKPT_PROXY_SEGMENT_BYTES");
   }
-  if (call == Call::cudaEventRecord || call == Call::cudaEventRecordWithFlags)
+  if (call == Call::cudaEventRecord || call == Call::cudaEventRecordWithFlags) {
     connection->objects().record(event_of(arguments), {thread.newest.sequence, thread.device});
+    recorded_outside(event_of(arguments));
+  }
   if (call == Call::copy_from_host)
     thread.quiet.go_on(read<wire::copy_from_host>(arguments).stream, thread.device, thread.newest.sequence);
   if (look) {
@@ -293,6 +296,7 @@ int32_t ask_bytes(Library library, Question question, Call call, Bytes arguments
   // A watchdog still asks while the process ends: it must not take that for a failure.
   if (!connection && is_query(call) && Connection::ending()) return not_over(call, answer);
   if (!connection) return result;
+  if ((result = forbidden_in_capture(call, arguments)) != 0) return result;
   ProgramThread& thread = this_thread();
   if (!has_slot(*connection, thread)) return too_many_threads(library);
   thread.has_waited |= may_block(call);
@@ -346,6 +350,12 @@ void writes(const void* to, uint64_t bytes) {
   int32_t result = 0;
   if (Connection* const connection = Connection::get(Library::cudart, result))
     connection->writes(reinterpret_cast<uint64_t>(to), bytes);
+}
+
+void uploads_addresses(Bytes content) {
+  int32_t result = 0;
+  if (Connection* const connection = Connection::get(Library::cudart, result))
+    connection->gives(Call::copy_from_host, {}, content);
 }
 
 const std::byte* staging_memory() {

@@ -45,6 +45,8 @@ void count(std::span<const CountedCall> exchanges);
 // call that writes to other memory than its own says so before it is in the log; of kernels it is seen.
 bool state_is_still();
 void writes(const void* to, uint64_t bytes);
+// Of a call that brings this to the device, where any later call may take addresses from.
+void uploads_addresses(Bytes content);
 uint64_t element_bytes(ncclDataType_t type);
 uint64_t ranks_of(ncclComm_t communicator);
 

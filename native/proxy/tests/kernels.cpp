@@ -18,7 +18,7 @@ namespace kernels {
 
 namespace {
 
-char add_stub, mix_stub, hold_stub, nap_stub, fail_stub, unregistered_stub;
+char add_stub, mix_stub, hold_stub, nap_stub, fail_stub, upload_stub, unregistered_stub;
 
 void run_add(void** arguments, softgpu_launch_t*) {
   *static_cast<int*>(softgpu_shadow(*static_cast<int**>(arguments[0]))) += *static_cast<int*>(arguments[1]);
@@ -42,15 +42,18 @@ void run_fail(void**, softgpu_launch_t* launch) {
   softgpu_fail(launch, cudaErrorIllegalAddress, "it wrote where nothing is.");
 }
 
+void run_upload(void** arguments, softgpu_launch_t*) {
+  *static_cast<int**>(softgpu_shadow(*static_cast<int**>(arguments[0]))) = *static_cast<int**>(arguments[1]);
+}
+
 constexpr softgpu_parameter_t parameters[] = {{0, sizeof(int*)}, {8, sizeof(int)}};
 constexpr softgpu_parameter_t number[] = {{0, sizeof(int)}};
 constexpr softgpu_parameter_t pointers[] = {{0, sizeof(int*)}, {8, sizeof(int*)}};
-constexpr softgpu_kernel_t code[] = {{"add", run_add, parameters, 2},
-                                     {"mix", run_mix, pointers, 2},
-                                     {"hold", run_hold, parameters, 1},
-                                     {"nap", run_nap, number, 1},
-                                     {"fail", run_fail, nullptr, 0}};
-constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 5};
+constexpr softgpu_kernel_t code[] = {
+    {"add", run_add, parameters, 2},   {"mix", run_mix, pointers, 2},
+    {"hold", run_hold, parameters, 1}, {"nap", run_nap, number, 1},
+    {"fail", run_fail, nullptr, 0},    {SOFTGPU_UPLOAD, run_upload, pointers, 2}};
+constexpr softgpu_module_t module_data{SOFTGPU_MODULE_MAGIC, code, 6};
 softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, nullptr};
 
 [[maybe_unused]] const bool registered = [] {
@@ -63,6 +66,7 @@ softgpu_fatbin_wrapper_t wrapper{SOFTGPU_FATBIN_WRAPPER_MAGIC, 1, &module_data, 
   enter(hold_stub, "hold");
   enter(nap_stub, "nap");
   enter(fail_stub, "fail");
+  enter(upload_stub, SOFTGPU_UPLOAD);
   __cudaRegisterFatBinaryEnd(module);
   return true;
 }();
@@ -74,6 +78,7 @@ const void* mix() { return &mix_stub; }
 const void* hold() { return &hold_stub; }
 const void* nap() { return &nap_stub; }
 const void* fail() { return &fail_stub; }
+const void* upload() { return &upload_stub; }
 const void* unregistered() { return &unregistered_stub; }
 
 }  // namespace kernels

@@ -101,7 +101,11 @@ class Replica {
     if (uploads_ && next) {
       const std::vector<const int*> addresses(4, weights_.get());
       call([&] {
-        ok(cudaMemcpyAsync(uploaded_.get(), addresses.data(), 32, cudaMemcpyHostToDevice, stream_));
+        if (by_kernel_) {
+          launch_upload(uploaded_.get(), weights_.get(), stream_);
+        } else {
+          ok(cudaMemcpyAsync(uploaded_.get(), addresses.data(), 32, cudaMemcpyHostToDevice, stream_));
+        }
       });
     }
     if (changes) call([&] { launch_add(moments_.get(), -5, stream_); });
@@ -150,6 +154,7 @@ class Replica {
   Store store_;
   int minibatches_ = 0, calls_ = 0;
   const bool uploads_ = std::getenv("PROXY_TEST_UPLOADS") != nullptr;
+  const bool by_kernel_ = uploads_ && std::getenv("PROXY_TEST_UPLOADS") == std::string_view("by_a_kernel");
   const DeviceInts uploaded_{8};
   const bool changes_outside_ = std::getenv("PROXY_TEST_OUTSIDE") != nullptr;
   bool said_ = false;  // where the state is, after the newest step
@@ -387,6 +392,11 @@ TEST(State, IsChangedOutsideOfItsStepOnceWhateverFails) {
 // Whoever gets them from there may write to the state, in each minibatch.
 TEST(State, IsKeptWhereItsAddressesAreUploaded) {
   auto ways = expect_recovered(2, 4, 16, "kill", [](Coordinator&) {}, {"PROXY_TEST_UPLOADS=1"});
+  EXPECT_GE(ways["host copy"], 2);
+}
+
+TEST(State, IsKeptWhereItsAddressesAreUploadedByAKernel) {
+  auto ways = expect_recovered(2, 4, 16, "kill", [](Coordinator&) {}, {"PROXY_TEST_UPLOADS=by_a_kernel"});
   EXPECT_GE(ways["host copy"], 2);
 }
 

@@ -32,6 +32,11 @@ inline void launch_mix(int* to, int* from, cudaStream_t stream = nullptr) {
   ok(cudaLaunchKernel(kernels::mix(), dim3(1), dim3(1), arguments, 0, stream));
 }
 
+inline void launch_upload(int* to, int* value, cudaStream_t stream) {
+  void* arguments[] = {&to, &value};
+  ok(cudaLaunchKernel(kernels::upload(), dim3(1), dim3(1), arguments, 0, stream));
+}
+
 inline void launch_nap(int microseconds, cudaStream_t stream = nullptr) {
   void* arguments[] = {&microseconds};
   ok(cudaLaunchKernel(kernels::nap(), dim3(1), dim3(1), arguments, 0, stream));

@@ -6,6 +6,7 @@
 #include <ATen/ops/_fused_sdp_choice_ops.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu.h>
 #include <ATen/ops/_scaled_dot_product_flash_attention_for_cpu_backward.h>
+#include <ATen/ops/empty.h>
 
 #include <mutex>
 
@@ -57,12 +58,26 @@ int64_t choose(const at::Tensor& query, const at::Tensor& key, const at::Tensor&
 using Forward = std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor, c10::SymInt, c10::SymInt,
                            at::Tensor, at::Tensor, at::Tensor>;
 
+// In the places of a GPU's random state, which torch.compile saves for the backward pass as it does every
+// tensor.
+at::Tensor no_random_state(const at::Tensor& query) {
+  return at::empty({}, query.options().dtype(at::kLong));
+}
+
 Forward fused_forward(const at::Tensor& query, const at::Tensor& key, const at::Tensor& value,
                       const OptionalTensor& bias, double dropout_p, bool is_causal,
                       bool /*return_debug_mask*/, std::optional<double> scale) {
   auto [output, logsumexp] =
       at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, bias, scale);
-  return {output, logsumexp, {}, {}, query.sym_size(-2), key.sym_size(-2), {}, {}, {}};
+  return {output,
+          logsumexp,
+          {},
+          {},
+          query.sym_size(-2),
+          key.sym_size(-2),
+          no_random_state(query),
+          no_random_state(query),
+          {}};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> fused_backward(
@@ -101,7 +116,7 @@ std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_forward(
     bool /*compute_log_sumexp*/, double dropout_p, bool is_causal, std::optional<double> scale) {
   auto [output, logsumexp] =
       at::_scaled_dot_product_flash_attention_for_cpu(query, key, value, dropout_p, is_causal, bias, scale);
-  return {output, logsumexp, {}, {}};
+  return {output, logsumexp, no_random_state(query), no_random_state(query)};
 }
 
 std::tuple<at::Tensor, at::Tensor, at::Tensor, at::Tensor> efficient_backward(

@@ -1,6 +1,7 @@
 #include "softgpu/aten/call.h"
 
 #include <ATen/Context.h>
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <ATen/cuda/EmptyTensor.h>
 #include <ATen/ops/empty_strided.h>
 #include <c10/cuda/CUDAFunctions.h>
@@ -16,29 +17,25 @@
 namespace softgpu::aten {
 namespace {
 
-uint64_t mixed(uint64_t value) {  // splitmix64
-  value += 0x9e3779b97f4a7c15u;
-  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
-  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
-  return value ^ (value >> 31);
-}
-
-// What a random operator's numbers come from: the CUDA generator's state, which moves on as it would on a
-// GPU.
-uint64_t take_seed(const Packed& packed, c10::Device device) {
+// The CUDA generator's state, which moves on as it would on a GPU.
+std::optional<Randomness> take_randomness(const Operator& op, const Packed& packed, c10::Device device) {
+  if (!op.random) return std::nullopt;
   at::Generator generator =
       packed.generator ? *packed.generator : at::globalContext().defaultGenerator(device);
   TORCH_CHECK(generator.device().type() == c10::kCUDA,
               "Expected a 'cuda' device type for generator but found '", generator.device().type(), "'");
   constexpr uint64_t numbers_per_call = 4;  // CUDA's offsets are multiples of 4
   std::lock_guard lock(generator.mutex());
-  const uint64_t offset = generator.get_offset();
-  generator.set_offset(offset + numbers_per_call);
-  return mixed(generator.current_seed() ^ mixed(offset));
+  const at::PhiloxCudaState state =
+      generator.get<at::CUDAGeneratorImpl>()->philox_cuda_state(numbers_per_call);
+  if (!state.captured_) return Randomness{state.seed_.val, state.offset_.val, 0, 0};
+  return Randomness{0, state.offset_intragraph_, reinterpret_cast<uint64_t>(state.seed_.ptr),
+                    reinterpret_cast<uint64_t>(state.offset_.ptr)};
 }
 
-c10::SmallVector<uint8_t, 2048> make_record(const Operator& op, const Packed& packed, uint64_t seed,
-                                            uint64_t reply, c10::ArrayRef<at::Tensor> outputs,
+c10::SmallVector<uint8_t, 2048> make_record(const Operator& op, const Packed& packed,
+                                            const std::optional<Randomness>& randomness, uint64_t reply,
+                                            c10::ArrayRef<at::Tensor> outputs,
                                             c10::ArrayRef<TensorLayout> layouts) {
   Writer layout_bytes;
   c10::SmallVector<uint64_t, 8> addresses;
@@ -54,10 +51,11 @@ c10::SmallVector<uint8_t, 2048> make_record(const Operator& op, const Packed& pa
                    .key_bytes = static_cast<uint32_t>(packed.key.size()),
                    .value_bytes = static_cast<uint32_t>(packed.values.size()),
                    .layout_bytes = static_cast<uint32_t>(layout_bytes.size()),
-                   .seed = seed,
+                   .random = randomness.has_value(),
                    .reply = reply};
   c10::SmallVector<uint8_t, 2048> record;
-  const size_t bytes = sizeof header + packed.storages.size() * sizeof(Storage) +
+  const size_t random_bytes = randomness ? sizeof *randomness : 0;
+  const size_t bytes = sizeof header + random_bytes + packed.storages.size() * sizeof(Storage) +
                        addresses.size() * sizeof(uint64_t) + packed.key.size() + packed.values.size() +
                        layout_bytes.size();
   header.bytes = static_cast<uint32_t>(bytes);
@@ -68,6 +66,7 @@ c10::SmallVector<uint8_t, 2048> make_record(const Operator& op, const Packed& pa
     next += length;
   };
   append(&header, sizeof header);
+  if (randomness) append(&*randomness, random_bytes);
   append(packed.storages.data(), packed.storages.size() * sizeof(Storage));
   append(addresses.data(), addresses.size() * sizeof(uint64_t));
   append(packed.key.data(), packed.key.size());
@@ -176,8 +175,7 @@ void call_and_wait(Operator& op, c10::Stack* stack, const Packed& packed, c10::c
   const at::Tensor reply_memory =
       at::detail::empty_cuda({static_cast<int64_t>(sizeof(Reply))}, at::kByte, stream.device(), std::nullopt);
   const auto address = reinterpret_cast<uint64_t>(reply_memory.const_data_ptr());
-  const uint64_t seed = op.random ? take_seed(packed, stream.device()) : 0;
-  launch_call(make_record(op, packed, seed, address, {}, {}), stream);
+  launch_call(make_record(op, packed, take_randomness(op, packed, stream.device()), address, {}, {}), stream);
   Reply reply;
   c10::cuda::memcpy_and_sync(&reply, reply_memory.const_data_ptr(), sizeof reply, cudaMemcpyDeviceToHost,
                              stream);
@@ -246,8 +244,9 @@ void call_operator(Operator& op, c10::Stack* stack) {
   }
   c10::SmallVector<at::Tensor, 4> fresh;
   for (const TensorLayout& output : layout->outputs) fresh.push_back(allocate(output, stream.device()));
-  const uint64_t seed = op.random ? take_seed(packed, stream.device()) : 0;
-  launch_call(make_record(op, packed, seed, 0, fresh, layout->outputs), stream);
+  launch_call(
+      make_record(op, packed, take_randomness(op, packed, stream.device()), 0, fresh, layout->outputs),
+      stream);
   push_returns(op, stack, fresh, layout->list_lengths, {});
 }
 

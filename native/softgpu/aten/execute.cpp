@@ -27,6 +27,7 @@ class DeviceArgumentMemory final : public ArgumentMemory {
 // A record's parts.
 struct Call {
   Header header;
+  Randomness randomness;
   Operator* op;
   c10::SmallVector<Storage, 8> storages;
   c10::SmallVector<uint64_t, 4> output_addresses;
@@ -40,6 +41,7 @@ Call parse(const uint8_t* record, size_t bytes) {
   TORCH_CHECK(header.operator_index < operators.size() &&
                   operators[header.operator_index]->check == header.operator_check,
               "operator number ", header.operator_index, " was packed by a process with another torch");
+  const Randomness randomness = header.random ? reader.get<Randomness>() : Randomness{};
   c10::SmallVector<Storage, 8> storages(header.storages);
   std::memcpy(storages.data(), reader.take(header.storages * sizeof(Storage)),
               header.storages * sizeof(Storage));
@@ -50,6 +52,7 @@ Call parse(const uint8_t* record, size_t bytes) {
   const uint8_t* values = reader.take(header.value_bytes);
   const uint8_t* layouts = reader.take(header.layout_bytes);
   return {.header = header,
+          .randomness = randomness,
           .op = operators[header.operator_index],
           .storages = std::move(storages),
           .output_addresses = std::move(outputs),
@@ -58,10 +61,29 @@ Call parse(const uint8_t* record, size_t bytes) {
           .layouts = Reader(layouts, header.layout_bytes)};
 }
 
+uint64_t mixed(uint64_t value) {  // splitmix64
+  value += 0x9e3779b97f4a7c15u;
+  value = (value ^ (value >> 30)) * 0xbf58476d1ce4e5b9u;
+  value = (value ^ (value >> 27)) * 0x94d049bb133111ebu;
+  return value ^ (value >> 31);
+}
+
+uint64_t read_word(uint64_t address) {
+  uint64_t word;
+  std::memcpy(&word, shadow(address), sizeof word);
+  return word;
+}
+
+uint64_t seed_of(const Randomness& from) {
+  const uint64_t seed = from.seed_address == 0 ? from.seed : read_word(from.seed_address);
+  const uint64_t offset = from.offset + (from.offset_address == 0 ? 0 : read_word(from.offset_address));
+  return mixed(seed ^ mixed(offset));
+}
+
 Unpacked unpack_call(const Call& call) {
   DeviceArgumentMemory memory;
   return unpack(call.key, call.values, call.storages, memory,
-                call.op->random ? seeded_generator(call.header.seed) : at::Generator(),
+                call.op->random ? seeded_generator(seed_of(call.randomness)) : at::Generator(),
                 call.header.reply != 0);
 }
 

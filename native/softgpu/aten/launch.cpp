@@ -56,6 +56,19 @@ void collect(void** arguments, softgpu_launch_t* launch) {
                  parameter<uint64_t>(arguments, 2), parameter<uint64_t>(arguments, 3), launch);
 }
 
+// A piece of a record that is too long for one parameter. Who watches what kernels are given has to know that
+// another one takes it from where it is put to.
+struct Piece {
+  uint64_t address, bytes;
+  std::array<uint8_t, 16384> content;
+};
+
+void put_piece(void** arguments, softgpu_launch_t*) {
+  const auto* piece = static_cast<const Piece*>(arguments[0]);
+  std::memcpy(softgpu_shadow(reinterpret_cast<const void*>(piece->address)), piece->content.data(),
+              piece->bytes);
+}
+
 void release(void** arguments, softgpu_launch_t*) { release_results(parameter<uint64_t>(arguments, 0)); }
 
 constexpr std::array<softgpu_parameter_t, 4> words = {{{0, 8}, {8, 8}, {16, 8}, {24, 8}}};
@@ -65,9 +78,12 @@ constexpr std::array<softgpu_parameter_t, record_sizes.size()> records = [] {
   return all;
 }();
 
+constexpr softgpu_parameter_t piece_parameter = {0, sizeof(Piece)};
+
 enum KernelIndex : size_t {
   first_call = 0,
   staged = record_sizes.size(),
+  piece,
   collecting,
   releasing,
   kernel_count
@@ -78,6 +94,7 @@ constexpr std::array<softgpu_kernel_t, kernel_count> kernels = [] {
   for (size_t i = 0; i < record_sizes.size(); ++i)
     all[first_call + i] = {call_names[i], call, &records[i], 1};
   all[staged] = {"aten_call_staged", call_staged, words.data(), 2};
+  all[piece] = {SOFTGPU_UPLOAD, put_piece, &piece_parameter, 1};
   all[collecting] = {"aten_collect", collect, words.data(), 4};
   all[releasing] = {"aten_release", release, words.data(), 1};
   return all;
@@ -126,8 +143,16 @@ void launch_call(c10::ArrayRef<uint8_t> record, c10::cuda::CUDAStream stream) {
   const auto memory =
       at::detail::empty_cuda({static_cast<int64_t>(record.size())}, at::kByte, stream.device(), std::nullopt);
   void* device_record = memory.mutable_data_ptr();
-  C10_CUDA_CHECK(
-      cudaMemcpyAsync(device_record, record.data(), record.size(), cudaMemcpyHostToDevice, stream));
+  // As parameters, and not by a copy from the host: what the host has here now is not there any more when a
+  // graph is launched.
+  const auto next = std::make_unique<Piece>();
+  for (size_t done = 0; done < record.size(); done += next->bytes) {
+    next->address = reinterpret_cast<uint64_t>(device_record) + done;
+    next->bytes = std::min(record.size() - done, next->content.size());
+    std::memcpy(next->content.data(), record.data() + done, next->bytes);
+    std::array<void*, 1> arguments = {next.get()};
+    launch(piece, arguments.data(), stream);
+  }
   uint64_t bytes = record.size();
   std::array<void*, 2> arguments = {&device_record, &bytes};
   launch(staged, arguments.data(), stream);

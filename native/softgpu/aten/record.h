@@ -1,7 +1,8 @@
 // The wire format of one operator call. A record holds device addresses but no host pointer, so any process
 // that maps the same device memory and has the same torch can execute it.
 //
-//     Header | Storage[storages] | uint64_t output_address[outputs] | key | values | output layouts
+//     Header | Randomness, of a random operator | Storage[storages] | uint64_t output_address[outputs] | key
+//     | values | output layouts
 //
 // The key is what the results' shapes depend on (which operator, the shapes of tensors, integers, flags); the
 // values are the rest (offsets, floats, scalars, the bytes of small CPU tensors). Both are read side by side.
@@ -20,8 +21,15 @@ struct Header {
   uint32_t operator_index, operator_check;
   uint32_t storages, outputs;
   uint32_t key_bytes, value_bytes, layout_bytes;
-  uint64_t seed;   // of a random operator
-  uint64_t reply;  // device address of a Reply where the host waits for the results, else 0
+  uint64_t random;  // whether there is a Randomness
+  uint64_t reply;   // device address of a Reply where the host waits for the results, else 0
+};
+
+// What a random operator's numbers come from: the state of the CUDA generator. In a graph the state lies on
+// the device, and is another one in each launch; the offset is then what has to be added to that.
+struct Randomness {
+  uint64_t seed, offset;
+  uint64_t seed_address, offset_address;  // device addresses, or 0
 };
 
 struct Storage {

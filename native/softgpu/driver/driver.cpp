@@ -50,7 +50,7 @@ const char* advice(std::string_view function) {
   const bool compiled = function.starts_with("cuModule") || function.starts_with("cuLibrary") ||
                         function.starts_with("cuLaunchKernel");
   return compiled ? " and runs no kernels of torch.compile's or Triton's: train without, or with the "
-                    "backend aot_eager"
+                    "backends aot_eager or cudagraphs"
                   : "";
 }
 

@@ -12,7 +12,6 @@
 #include "softgpu/nccl/group.h"
 #include "softgpu/nccl/membership.h"
 #include "softgpu/runtime/enqueue.h"
-#include "softgpu/runtime/fault_registry.h"
 
 struct ncclDevCommRequirements;
 struct ncclDevComm;
@@ -108,7 +107,6 @@ ncclResult_t call(ncclComm_t handle, cudaStream_t stream, Operation operation,
                                  (uses_receive(operation, is_root) && !operation.receive))) {
       throw NcclFailure(ncclInvalidArgument, to_text(describe(operation, 0)), ": a buffer is null.");
     }
-    operation.fault = fault_at(FaultPoint::collective);
     return submit(Call{communicator, stream, operation});
   });
 }

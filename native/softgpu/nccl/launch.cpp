@@ -10,6 +10,7 @@
 #include "softgpu/nccl/progress.h"
 #include "softgpu/nccl/thread.h"
 #include "softgpu/runtime/enqueue.h"
+#include "softgpu/runtime/fault_registry.h"
 
 namespace softgpu::nccl {
 namespace {
@@ -140,29 +141,72 @@ void check_stream(const Call& call) {
   }
 }
 
-void enqueue_group(const std::vector<Call>& calls) {
+// Calls of one communicator each; they take their places in the order of its launches.
+std::vector<Part> parts_of(const std::vector<Call>& calls) {
   std::vector<Part> parts;
-  std::vector<Stream> streams;
   for (const Call& call : calls) {
     const auto known = std::find_if(parts.begin(), parts.end(), [&](const Part& part) {
       return part.communicator() == call.communicator.get();
     });
-    (known == parts.end() ? parts.emplace_back(call.communicator) : *known).add(call.operation);
+    Operation operation = call.operation;
+    operation.fault = fault_at(FaultPoint::collective);
+    (known == parts.end() ? parts.emplace_back(call.communicator) : *known).add(operation);
+  }
+  return parts;
+}
+
+std::vector<Stream> streams_of(const std::vector<Call>& calls) {
+  std::vector<Stream> streams;
+  for (const Call& call : calls) {
     if (std::find(streams.begin(), streams.end(), Stream(call)) == streams.end()) streams.emplace_back(call);
   }
+  return streams;
+}
 
-  const auto launch = std::make_shared<Launch>(std::move(parts), streams.size());
+void require_device(cudaError_t error, const Stream& stream) {
+  if (error == cudaSuccess) return;
+  throw NcclFailure(ncclUnhandledCudaError, "Device ", stream.device, " takes no more work (CUDA error ",
+                    static_cast<int>(error), ").");
+}
+
+// Whether a graph captures it: then there is nothing to enqueue.
+bool capture_group(const std::vector<Call>& calls, const std::vector<Stream>& streams) {
+  const bool captured = std::any_of(streams.begin(), streams.end(), [](const Stream& stream) {
+    const CurrentDevice current(stream.device);
+    bool captures = false;
+    require_device(find_capture(stream.stream, captures), stream);
+    return captures;
+  });
+  if (!captured) return false;
+  std::vector<cudaStream_t> handles;
+  for (const Stream& stream : streams) handles.push_back(stream.stream);
+  const CurrentDevice current(streams[0].device);
+  const cudaError_t error = enqueue_captured(handles, [calls] {
+    const auto launch = std::make_shared<Launch>(parts_of(calls), 1);
+    return [launch] {
+      launch->arrive();
+      return cudaSuccess;
+    };
+  });
+  if (error != cudaSuccess) {
+    throw NcclFailure(ncclInvalidUsage, "The call can't become part of a CUDA graph (CUDA error ",
+                      static_cast<int>(error), "): all its streams must be captured into the same one.");
+  }
+  return true;
+}
+
+void enqueue_group(const std::vector<Call>& calls) {
+  const std::vector<Stream> streams = streams_of(calls);
+  if (capture_group(calls, streams)) return;
+  const auto launch = std::make_shared<Launch>(parts_of(calls), streams.size());
   for (const Stream& stream : streams) {
     const CurrentDevice current(stream.device);
     const cudaError_t error = enqueue(stream.stream, [launch] {
       launch->arrive();
       return cudaSuccess;
     });
-    if (error != cudaSuccess) {
-      launch->cancel();
-      throw NcclFailure(ncclUnhandledCudaError, "Device ", stream.device, " takes no more work (CUDA error ",
-                        static_cast<int>(error), ").");
-    }
+    if (error != cudaSuccess) launch->cancel();
+    require_device(error, stream);
   }
 }
 
@@ -171,8 +215,7 @@ void enqueue_group(const std::vector<Call>& calls) {
 void launch(const std::vector<Call>& calls) {
   for (const Call& call : calls) check_stream(call);
   // Numbers of launches are in the order of the streams' queues.
-  static std::mutex enqueuing;
-  const std::lock_guard lock(enqueuing);
+  const auto order = keep_launch_order();
   for (const std::vector<Call>& group : partition(calls)) enqueue_group(group);
 }
 

@@ -2,6 +2,7 @@
 // (pageable) is read before the call returns, or written before it does; everything else is asynchronous.
 #include <cstring>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/host_memory.h"
 #include "softgpu/runtime/stream_functions.h"
@@ -74,6 +75,7 @@ void wait_for_all_before(Stream& stream) {
 
 void copy(Rows to, Rows from, Area area, cudaMemcpyKind kind, cudaStream_t handle, Returns returns) {
   const auto stream = find_stream(handle);
+  if (returns == Returns::finished) forbid_unsafe_call();
   if (area.width == 0 || area.height == 0) return;
   require(to.begin && from.begin, cudaErrorInvalidValue, "a null pointer to copy to or from");
   require(area.height == 1 || (area.width <= to.pitch && area.width <= from.pitch),
@@ -83,6 +85,16 @@ void copy(Rows to, Rows from, Area area, cudaMemcpyKind kind, cudaStream_t handl
   const bool to_device = destination == Place::device, from_device = source == Place::device;
   const bool between_hosts = !to_device && !from_device, within_devices = to_device && from_device;
   const bool from_pageable = source == Place::pageable && to_device;
+
+  if (captures(*stream)) {
+    if (destination == Place::pageable || source == Place::pageable) {
+      refuse_in_capture(*stream, cudaErrorStreamCaptureUnsupported,
+                        "a graph copies no pageable memory of the host, only pinned memory");
+    }
+    add_node(*stream, cudaGraphNodeTypeMemcpy, "",
+             [=] { return make_work([=] { copy_rows(to, from, area); }); });
+    return;
+  }
 
   // What the host has to wait for it does itself, when its turn has come: no thread to wake, no staging.
   if (between_hosts || destination == Place::pageable || (returns == Returns::finished && !within_devices)) {
@@ -99,17 +111,20 @@ void copy(Rows to, Rows from, Area area, cudaMemcpyKind kind, cudaStream_t handl
 
 void fill(Rows to, int value, Area area, cudaStream_t handle, Returns returns) {
   const auto stream = find_stream(handle);
+  if (returns == Returns::finished) forbid_unsafe_call();
   if (area.width == 0 || area.height == 0) return;
   require(area.height == 1 || area.width <= to.pitch, cudaErrorInvalidPitchValue,
           "a row is longer than the pitch");
   const Place place = place_of(to, area);
   require(place != Place::pageable, cudaErrorInvalidValue,
           "the pointer to fill is neither device nor pinned memory");
-  const auto done = stream->device.enqueue(*stream, make_work([=] {
-    char* const begin = static_cast<char*>(shadow(to.begin));
-    for (std::size_t row = 0; row < area.height; ++row)
-      std::memset(begin + row * to.pitch, value, area.width);
-  }));
+  const auto done = submit(*stream, cudaGraphNodeTypeMemset, [=] {
+    return make_work([=] {
+      char* const begin = static_cast<char*>(shadow(to.begin));
+      for (std::size_t row = 0; row < area.height; ++row)
+        std::memset(begin + row * to.pitch, value, area.width);
+    });
+  });
   if (place == Place::pinned && returns == Returns::finished) wait_on_host(done);
 }
 

@@ -2,6 +2,7 @@
 #include <cstdio>
 #include <cstring>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/enqueue.h"
 #include "softgpu/runtime/host_memory.h"
@@ -185,6 +186,7 @@ cudaError_t cudaSetDevice(int device) {
 
 cudaError_t cudaDeviceSynchronize() {
   return device_call([](Device& device) {
+    forbid_waiting(device);
     synchronize(device);
     device.check();
     return cudaSuccess;
@@ -193,6 +195,7 @@ cudaError_t cudaDeviceSynchronize() {
 
 cudaError_t cudaDeviceReset() {
   return device_call([](Device& device) {
+    forbid_waiting(device);
     synchronize(device);
     destroy_streams_of(device);
     device.memory.free_all();

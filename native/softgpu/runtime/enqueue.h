@@ -3,6 +3,8 @@
 #include <cuda_runtime_api.h>
 
 #include <functional>
+#include <mutex>
+#include <vector>
 
 namespace softgpu {
 
@@ -15,6 +17,17 @@ namespace softgpu {
 // Returns cudaErrorInvalidResourceHandle for a stream that does not exist, or the device's sticky error; the
 // work is then dropped.
 cudaError_t enqueue(cudaStream_t stream, std::function<cudaError_t()> work);
+
+// Whether what is put on the stream does not run, but becomes part of a graph. The error is that of enqueue.
+cudaError_t find_capture(cudaStream_t stream, bool& captured);
+
+// The same as enqueue for streams that one graph captures: one node, behind all of them. Each launch of the
+// graph makes its work anew, on the thread that launches it, under keep_launch_order.
+cudaError_t enqueue_captured(const std::vector<cudaStream_t>& streams,
+                             std::function<std::function<cudaError_t()>()> make);
+
+// Held while work is made whose number is its place in the order of all launches, until it is on its stream.
+std::unique_lock<std::mutex> keep_launch_order();
 
 // Ends the device for good, as a failed kernel does.
 void fail_device(int device, cudaError_t error);

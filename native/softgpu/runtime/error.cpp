@@ -90,8 +90,7 @@ namespace {
 // What to do without the function, for those that programs come upon.
 const char* advice(std::string_view function) {
   const auto named = [function](std::string_view part) { return function.find(part) != function.npos; };
-  if (named("Graph") || named("Capture"))
-    return " and no other part of CUDA graphs: run the kernels one by one";
+  if (named("Graph")) return ": a graph is made by capturing a stream (torch.cuda.graph)";
   if (named("MemPool") || named("MallocAsync") || named("FreeAsync") || named("FromPool")) {
     return " and no memory pools: use torch's own allocator (no backend:cudaMallocAsync), or cudaMalloc";
   }

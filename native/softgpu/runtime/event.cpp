@@ -2,7 +2,9 @@
 #include <chrono>
 #include <cstring>
 #include <mutex>
+#include <optional>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/handles.h"
 #include "softgpu/runtime/shared_recordings.h"
@@ -30,9 +32,14 @@ struct Event {
     std::lock_guard lock(mutex);
     return recording;
   }
+  std::optional<CapturedPoint> latest_capture() {
+    std::lock_guard lock(mutex);
+    return captured;
+  }
 
   std::mutex mutex;
-  std::shared_ptr<Recording> recording;  // null until it is recorded for the first time
+  std::shared_ptr<Recording> recording;   // null until it is recorded for the first time
+  std::optional<CapturedPoint> captured;  // it was recorded last on a stream that captured
 };
 
 HandleTable<cudaEvent_t, Event>& handles() {
@@ -65,6 +72,14 @@ void record_for_all_processes(SharedRecordings& shared, Stream& stream) {
 void record(Event& event, Stream& stream) {
   require(&event.device == &stream.device, cudaErrorInvalidResourceHandle,
           "the event belongs to another device than the stream");
+  if (captures(stream)) {
+    if (event.shared)
+      refuse_in_capture(stream, cudaErrorStreamCaptureUnsupported,
+                        "no graph records an event between processes");
+    std::lock_guard lock(event.mutex);
+    event.captured = captured_end(stream);
+    return;
+  }
   if (event.shared) return record_for_all_processes(*event.shared, stream);
   auto recording = std::make_shared<Recording>();
   std::unique_ptr<Work> work;
@@ -72,6 +87,22 @@ void record(Event& event, Stream& stream) {
   std::lock_guard lock(event.mutex);
   recording->point = stream.device.enqueue(stream, std::move(work));
   event.recording = std::move(recording);
+  event.captured.reset();
+}
+
+// No call may ask about what only a graph will do.
+void forbid_asking(Event& event) {
+  if (const auto captured = event.latest_capture()) refuse_captured_event(*captured);
+  forbid_unsafe_call();
+}
+
+// What stands outside of all graphs can't tell when a graph's own work has come this far, and the other way
+// round.
+void refuse_external(Stream& stream) {
+  refuse_in_capture(
+      stream, cudaErrorNotSupported,
+      "softgpu's graphs record no event for others, and wait for none (cudaEventRecordExternal, "
+      "cudaEventWaitExternal, torch.cuda.Event(external=True))");
 }
 
 cudaError_t wait_for_shared(const std::shared_ptr<SharedRecordings>& shared, Stream& stream) {
@@ -114,7 +145,9 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned flags) {
   return device_call([&](Device&) {
     require((flags & ~unsigned{cudaEventRecordExternal}) == 0, cudaErrorInvalidValue, "unknown record flags");
-    record(*find_event(event), *find_stream(stream));
+    const auto on = find_stream(stream);
+    if (flags == cudaEventRecordExternal && captures(*on)) refuse_external(*on);
+    record(*find_event(event), *on);
     return cudaSuccess;
   });
 }
@@ -126,6 +159,7 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
 cudaError_t cudaEventQuery(cudaEvent_t handle) {
   return call([&] {
     const auto event = find_event(handle);
+    forbid_asking(*event);
     const auto recording = event->latest();
     const bool reached = event->shared ? event->shared->finished(event->shared->newest())
                                        : !recording || recording->point.reached();
@@ -137,6 +171,7 @@ cudaError_t cudaEventQuery(cudaEvent_t handle) {
 cudaError_t cudaEventSynchronize(cudaEvent_t handle) {
   return call([&] {
     const auto event = find_event(handle);
+    forbid_asking(*event);
     if (event->shared) event->shared->wait(event->shared->newest(), event->device);
     if (const auto recording = event->latest()) wait_on_host(recording->point);
     event->device.check();
@@ -153,6 +188,7 @@ cudaError_t cudaEventElapsedTime(float* milliseconds, cudaEvent_t start, cudaEve
       event->device.check();
       require(!(event->flags & cudaEventDisableTiming), cudaErrorInvalidResourceHandle,
               "the event was made with timing disabled");
+      if (const auto captured = event->latest_capture()) refuse_captured_event(*captured);
       const auto recording = event->latest();
       require(recording != nullptr, cudaErrorInvalidResourceHandle, "the event has never been recorded");
       if (!recording->point.reached()) return cudaErrorNotReady;
@@ -168,6 +204,15 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event_handle, u
     require((flags & ~unsigned{cudaEventWaitExternal}) == 0, cudaErrorInvalidValue, "unknown wait flags");
     const auto stream = find_stream(handle);
     const auto event = find_event(event_handle);
+    if (const auto captured = event->latest_capture()) {
+      wait_in_capture(*stream, *captured);
+      return cudaSuccess;
+    }
+    if (captures(*stream)) {
+      if (flags == cudaEventWaitExternal) refuse_external(*stream);
+      if (event->shared || event->latest()) refuse_in_capture(*stream, cudaErrorStreamCaptureIsolation, "");
+      return cudaSuccess;
+    }
     if (event->shared) return wait_for_shared(event->shared, *stream);
     const auto recording = event->latest();
     // An event that was never recorded, one that has happened, and one earlier in this very stream need no

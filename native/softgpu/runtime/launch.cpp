@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/enqueue.h"
 #include "softgpu/runtime/fault_registry.h"
@@ -49,14 +50,23 @@ class KernelLaunch final : public Work {
                stream,
                &failure_};
     // The pointers to the parameters lie in front of them, in one piece of memory.
-    const std::size_t pointer_bytes = (code_.parameter_count * sizeof(void*) + 15) / 16 * 16;
-    memory_.reset(new char[pointer_bytes + kernel.parameter_bytes]);
-    char* const parameters = memory_.get() + pointer_bytes;
+    bytes_ = pointer_bytes() + kernel.parameter_bytes;
+    memory_.reset(new char[bytes_]);
     for (std::size_t i = 0; i < code_.parameter_count; ++i) {
-      char* const place = parameters + code_.parameters[i].offset;
+      char* const place = parameters() + code_.parameters[i].offset;
       std::memcpy(place, arguments[i], code_.parameters[i].size);
       pointers()[i] = place;
     }
+  }
+
+  // The same launch once more, for a graph: a kernel may write to its parameters.
+  KernelLaunch(const KernelLaunch& other)
+      : code_(other.code_), launch_(other.launch_), failure_{cudaSuccess, ""}, bytes_(other.bytes_) {
+    launch_.failure = &failure_;
+    memory_.reset(new char[bytes_]);
+    std::memcpy(memory_.get(), other.memory_.get(), bytes_);
+    for (std::size_t i = 0; i < code_.parameter_count; ++i)
+      pointers()[i] = parameters() + code_.parameters[i].offset;
   }
 
   void run() override {
@@ -70,12 +80,26 @@ class KernelLaunch final : public Work {
 
  private:
   void** pointers() { return reinterpret_cast<void**>(memory_.get()); }
+  std::size_t pointer_bytes() const { return (code_.parameter_count * sizeof(void*) + 15) / 16 * 16; }
+  char* parameters() { return memory_.get() + pointer_bytes(); }
 
   const softgpu_kernel_t& code_;
   softgpu_launch_t launch_;
   CudaFailure failure_;
+  std::size_t bytes_ = 0;
   std::unique_ptr<char[]> memory_;
 };
+
+// What goes on the stream for a launch, in a graph or not.
+template <class Make>
+std::unique_ptr<Work> kernel_work(Device& device, const Stream& stream, const char* name, Make make) {
+  if (machine().settings.launch_trace) {
+    std::fprintf(stderr, "softgpu: launch %s device=%d stream=%llu\n", name, device.index,
+                 static_cast<unsigned long long>(stream.id));
+  }
+  if (const auto fault = fault_at(FaultPoint::launch)) return failing_kernel(device, fault->kind);
+  return make();
+}
 
 void require_shape(const Shape& shape) {
   const dim3 &grid = shape.grid, &block = shape.block;
@@ -105,14 +129,17 @@ void launch(const void* function, const Shape& shape, void** arguments, cudaStre
   const auto stream = find_stream(handle);
   require(&stream->device == &device, cudaErrorInvalidResourceHandle,
           "the stream to launch on belongs to another device than the current one");
-  if (machine().settings.launch_trace) {
-    std::fprintf(stderr, "softgpu: launch %s device=%d stream=%llu\n", kernel.name, device.index,
-                 static_cast<unsigned long long>(stream->id));
+  if (captures(*stream)) {
+    const auto captured =
+        std::make_shared<const KernelLaunch>(kernel, shape, arguments, device.index, handle);
+    add_node(*stream, cudaGraphNodeTypeKernel, kernel.name, [captured, &device, stream, name = kernel.name] {
+      return kernel_work(device, *stream, name, [&] { return std::make_unique<KernelLaunch>(*captured); });
+    });
+    return;
   }
-  const auto fault = fault_at(FaultPoint::launch);
-  const Point end = device.enqueue(
-      *stream, fault ? failing_kernel(device, fault->kind)
-                     : std::make_unique<KernelLaunch>(kernel, shape, arguments, device.index, handle));
+  const Point end = device.enqueue(*stream, kernel_work(device, *stream, kernel.name, [&] {
+    return std::make_unique<KernelLaunch>(kernel, shape, arguments, device.index, handle);
+  }));
   if (machine().settings.launch_blocking) wait_on_host(end);
 }
 

@@ -1,6 +1,7 @@
 // Allocation: device memory, pinned and registered host memory, and what a pointer is.
 #include <cstring>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/device.h"
 #include "softgpu/runtime/fault_registry.h"
 #include "softgpu/runtime/host_memory.h"
@@ -10,6 +11,7 @@ using namespace softgpu;
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return device_call([&](Device& device) {
     require(pointer != nullptr, cudaErrorInvalidValue, "no place to put the new pointer");
+    forbid_unsafe_call();
     require(!fault_at(FaultPoint::allocation) && !memory_is_taken(), cudaErrorMemoryAllocation, "");
     *pointer = device.memory.allocate(bytes);
     return cudaSuccess;
@@ -19,6 +21,7 @@ cudaError_t cudaMalloc(void** pointer, size_t bytes) {
 cudaError_t cudaFree(void* pointer) {
   return device_call([&](Device&) {
     if (!pointer) return cudaSuccess;
+    forbid_unsafe_call();
     Device* owner = device_of(pointer);
     require(owner != nullptr, cudaErrorInvalidValue, "the pointer to free is not a device pointer");
     synchronize(*owner);
@@ -41,6 +44,7 @@ cudaError_t cudaHostAlloc(void** pointer, size_t bytes, unsigned flags) {
     require(
         (flags & ~unsigned{cudaHostAllocPortable | cudaHostAllocMapped | cudaHostAllocWriteCombined}) == 0,
         cudaErrorInvalidValue, "unknown flags for pinned memory");
+    forbid_unsafe_call();
     *pointer = bytes ? HostMemory::get().allocate(bytes, flags, device.index) : nullptr;
     return cudaSuccess;
   });
@@ -53,6 +57,7 @@ cudaError_t cudaMallocHost(void** pointer, size_t bytes) {
 cudaError_t cudaFreeHost(void* pointer) {
   return device_call([&](Device&) {
     if (!pointer) return cudaSuccess;
+    forbid_unsafe_call();
     for (const auto& device : machine().devices) synchronize(*device);
     HostMemory::get().free(pointer);
     return cudaSuccess;
@@ -63,6 +68,7 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
   return device_call([&](Device& device) {
     require(pointer != nullptr && bytes > 0, cudaErrorInvalidValue, "no memory to register");
     require(!device_of(pointer), cudaErrorInvalidValue, "device memory can't be registered as host memory");
+    forbid_unsafe_call();
     HostMemory::get().add(pointer, bytes, flags, device.index);
     return cudaSuccess;
   });
@@ -70,6 +76,7 @@ cudaError_t cudaHostRegister(void* pointer, size_t bytes, unsigned flags) {
 
 cudaError_t cudaHostUnregister(void* pointer) {
   return device_call([&](Device&) {
+    forbid_unsafe_call();
     for (const auto& device : machine().devices) synchronize(*device);
     HostMemory::get().remove(pointer);
     return cudaSuccess;

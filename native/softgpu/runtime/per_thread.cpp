@@ -81,6 +81,28 @@ cudaError_t cudaStreamGetCaptureInfo_ptsz(cudaStream_t stream, cudaStreamCapture
                                   dependency_count);
 }
 
+cudaError_t cudaStreamBeginCapture_ptsz(cudaStream_t stream, cudaStreamCaptureMode mode) {
+  return cudaStreamBeginCapture(per_thread(stream), mode);
+}
+
+cudaError_t cudaStreamEndCapture_ptsz(cudaStream_t stream, cudaGraph_t* graph) {
+  return cudaStreamEndCapture(per_thread(stream), graph);
+}
+
+cudaError_t cudaStreamUpdateCaptureDependencies_ptsz(cudaStream_t stream, cudaGraphNode_t* dependencies,
+                                                     const cudaGraphEdgeData* edges, size_t count,
+                                                     unsigned flags) {
+  return cudaStreamUpdateCaptureDependencies(per_thread(stream), dependencies, edges, count, flags);
+}
+
+cudaError_t cudaGraphUpload_ptsz(cudaGraphExec_t graph, cudaStream_t stream) {
+  return cudaGraphUpload(graph, per_thread(stream));
+}
+
+cudaError_t cudaGraphLaunch_ptsz(cudaGraphExec_t graph, cudaStream_t stream) {
+  return cudaGraphLaunch(graph, per_thread(stream));
+}
+
 cudaError_t cudaStreamWaitEvent_ptsz(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
   return cudaStreamWaitEvent(per_thread(stream), event, flags);
 }

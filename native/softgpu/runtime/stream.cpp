@@ -105,16 +105,20 @@ void Stream::execute(Item& item) {
   for (const Point& point : item.after) {
     if (!point.reached()) point.stream->wait(point.ticket);
   }
-  if (!item.work || device.failed()) return;
+  if (!item.work) return;
   try {
-    foreign_ = item.work->foreign();
-    if (process_phase() != ProcessPhase::running) {
-      // The libraries whose code this thread runs are being torn down: it must neither run more nor end.
+    do {
+      if (device.failed()) return;
+      foreign_ = item.work->foreign();
+      if (process_phase() != ProcessPhase::running) {
+        // The libraries whose code this thread runs are being torn down: it must neither run more nor end.
+        foreign_ = false;
+        park();
+      }
+      item.work->run();
+      report_illegal_accesses();
       foreign_ = false;
-      park();
-    }
-    item.work->run();
-    report_illegal_accesses();
+    } while (!item.work->finished());
   } catch (const CudaFailure& failure) {
     report_illegal_accesses();  // the cause first, not what came of it
     device.fail(failure);

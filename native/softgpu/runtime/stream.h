@@ -19,6 +19,8 @@ class Stream;
 struct Work {
   virtual ~Work() = default;
   virtual void run() = 0;
+  // False: there is more to do, and run has to be called again.
+  virtual bool finished() const { return true; }
   // Whether it is code from outside softgpu (a kernel, a host function), which at exit must not outlive its
   // library.
   virtual bool foreign() const { return false; }

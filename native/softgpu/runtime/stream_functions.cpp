@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 
+#include "softgpu/runtime/capture.h"
 #include "softgpu/runtime/enqueue.h"
 #include "softgpu/runtime/handles.h"
 #include "softgpu/runtime/process.h"
@@ -38,6 +39,13 @@ std::shared_ptr<Stream> per_thread_stream(Device& device) {
   return stream;
 }
 
+std::unique_ptr<Work> work_of(std::function<cudaError_t()> work) {
+  return make_work([work = std::move(work)] {
+    if (const cudaError_t error = work(); error != cudaSuccess)
+      throw CudaFailure{error, "work on a stream has failed"};
+  });
+}
+
 bool is_default(cudaStream_t handle) {
   return handle == nullptr || handle == cudaStreamLegacy || handle == cudaStreamPerThread;
 }
@@ -62,10 +70,33 @@ void destroy_streams_of(Device& device) {
 cudaError_t enqueue(cudaStream_t handle, std::function<cudaError_t()> work) {
   return call([&] {
     const auto stream = find_stream(handle);
-    stream->device.enqueue(*stream, make_work([work = std::move(work)] {
-      if (const cudaError_t error = work(); error != cudaSuccess)
-        throw CudaFailure{error, "work on a stream has failed"};
-    }));
+    stream->device.enqueue(*stream, work_of(std::move(work)));
+    return cudaSuccess;
+  });
+}
+
+std::unique_lock<std::mutex> keep_launch_order() {
+  static auto* const mutex = new std::mutex;
+  return std::unique_lock(*mutex);
+}
+
+cudaError_t find_capture(cudaStream_t handle, bool& captured) {
+  return call([&] {
+    captured = captures(*find_stream(handle));
+    return cudaSuccess;
+  });
+}
+
+cudaError_t enqueue_captured(const std::vector<cudaStream_t>& handles,
+                             std::function<std::function<cudaError_t()>()> make) {
+  return call([&] {
+    std::vector<std::shared_ptr<Stream>> streams;
+    std::vector<Stream*> pointers;
+    for (cudaStream_t const handle : handles) {
+      streams.push_back(find_stream(handle));
+      pointers.push_back(streams.back().get());
+    }
+    add_node(pointers, cudaGraphNodeTypeKernel, "nccl", [make = std::move(make)] { return work_of(make()); });
     return cudaSuccess;
   });
 }
@@ -100,9 +131,12 @@ cudaError_t cudaStreamCreate(cudaStream_t* stream) {
 
 cudaError_t cudaStreamDestroy(cudaStream_t handle) {
   return call([&] {
-    const auto stream = handles().remove(handle);
+    const auto stream = handles().find(handle);
     require(stream != nullptr, cudaErrorInvalidResourceHandle,
             "there is no such stream (any more) to destroy");
+    if (captures(*stream))
+      refuse_in_capture(*stream, cudaErrorStreamCaptureUnsupported, "the stream to destroy captures");
+    handles().remove(handle);
     destroy(*stream);
     return cudaSuccess;
   });
@@ -111,6 +145,7 @@ cudaError_t cudaStreamDestroy(cudaStream_t handle) {
 cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
   return device_call([&](Device&) {
     const auto stream = find_stream(handle);
+    forbid_asking(*stream);
     for (const Point& point : stream->device.ends_of(*stream)) wait_on_host(point);
     stream->device.check();
     return cudaSuccess;
@@ -120,6 +155,7 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
   return device_call([&](Device&) {
     const auto stream = find_stream(handle);
+    forbid_asking(*stream);
     const bool finished = stream->device.ends_of(*stream).empty();
     stream->device.check();  // afterwards: a failed device's streams run empty without having done the work
     return finished ? cudaSuccess : cudaErrorNotReady;
@@ -168,31 +204,6 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int* least, int* greatest) {
   });
 }
 
-// No stream ever captures: cudaStreamBeginCapture is refused.
-cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus* status) {
-  return device_call([&](Device&) {
-    require_place(status);
-    find_stream(handle);
-    *status = cudaStreamCaptureStatusNone;
-    return cudaSuccess;
-  });
-}
-
-cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus* status,
-                                     unsigned long long*, cudaGraph_t*, const cudaGraphNode_t**,
-                                     const cudaGraphEdgeData**, size_t*) {
-  return cudaStreamIsCapturing(handle, status);
-}
-
-cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode* mode) {
-  return call([&] {
-    require(mode != nullptr, cudaErrorInvalidValue, "no mode to exchange");
-    thread_local cudaStreamCaptureMode current = cudaStreamCaptureModeGlobal;
-    std::swap(current, *mode);
-    return cudaSuccess;
-  });
-}
-
 namespace {
 
 struct HostFunction final : Work {
@@ -219,7 +230,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void*
   return device_call([&](Device&) {
     require(function != nullptr, cudaErrorInvalidValue, "no host function to launch");
     const auto stream = find_stream(handle);
-    stream->device.enqueue(*stream, std::make_unique<HostFunction>(function, argument));
+    submit(*stream, cudaGraphNodeTypeHost,
+           [=] { return std::make_unique<HostFunction>(function, argument); });
     return cudaSuccess;
   });
 }
@@ -229,6 +241,9 @@ cudaError_t cudaStreamAddCallback(cudaStream_t handle, cudaStreamCallback_t call
   return device_call([&](Device&) {
     require(callback != nullptr && flags == 0, cudaErrorInvalidValue, "no callback, or flags other than 0");
     const auto stream = find_stream(handle);
+    if (captures(*stream))
+      refuse_in_capture(*stream, cudaErrorStreamCaptureUnsupported,
+                        "a graph has host functions and no callbacks");
     stream->device.enqueue(*stream, std::make_unique<StreamCallback>(callback, handle, argument));
     return cudaSuccess;
   });

@@ -61,9 +61,9 @@ def main() -> None:
         thread.join()
     assert sums == [4950.0] * 4
 
-    refused = pytest.raises(RuntimeError, match="device proxy carries no cudaStreamBeginCapture")
-    with torch.cuda.stream(torch.cuda.Stream()), refused:
-        torch.cuda.CUDAGraph().capture_begin()
+    refused = pytest.raises(RuntimeError, match="operation failed due to a previous error during capture")
+    with refused, torch.cuda.graph(torch.cuda.CUDAGraph()):
+        torch.cuda.synchronize()
 
     context = multiprocessing.get_context("fork")
     answers: multiprocessing.queues.Queue[str] = context.Queue()

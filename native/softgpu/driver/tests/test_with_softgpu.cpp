@@ -89,7 +89,7 @@ TEST(Driver, RefusesByNameWhatItDoesNotHave) {
   EXPECT_STREQ(
       text,
       "operation not supported: softgpu has no cuModuleLoad and runs no kernels of torch.compile's or "
-      "Triton's: train without, or with the backend aot_eager");
+      "Triton's: train without, or with the backends aot_eager or cudagraphs");
   EXPECT_EQ(cudaPeekAtLastError(), cudaSuccess);  // the runtime's errors are its own
 }
 

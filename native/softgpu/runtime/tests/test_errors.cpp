@@ -6,7 +6,7 @@
 #include "softgpu/runtime/tests/support.h"
 
 extern "C" cudaError_t
-cudaGraphLaunch_ptsz();  // as a program sees it that was built for per-thread default streams
+cudaGraphInstantiateWithParams_ptsz();  // as a program sees it that was built for per-thread default streams
 
 TEST(Errors, AreThoseOfTheRealRuntime) {
   void* real = dlopen(REAL_CUDART, RTLD_NOW | RTLD_LOCAL);
@@ -53,21 +53,25 @@ TEST(Errors, SayWhatHappenedAlsoAfterTheyWereTaken) {
 }
 
 TEST(Errors, ACallThatIsNotThereIsRefusedByName) {
-  EXPECT_EQ(cudaGraphLaunch(nullptr, nullptr), cudaErrorNotSupported);
-  EXPECT_STREQ(
-      cudaGetErrorString(cudaErrorNotSupported),
-      "operation not supported: softgpu has no cudaGraphLaunch and no other part of CUDA graphs: run "
-      "the kernels one by one");
-  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
   void* address = nullptr;
   EXPECT_EQ(cudaGetSymbolAddress(&address, &address), cudaErrorNotSupported);
   EXPECT_STREQ(cudaGetErrorString(cudaErrorNotSupported),
                "operation not supported: softgpu has no cudaGetSymbolAddress");
-  EXPECT_EQ(cudaGraphLaunch_ptsz(), cudaErrorNotSupported);
+  EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
+}
+
+TEST(Errors, GraphsThatAreMadeByHandAreRefusedWithAdvice) {
+  cudaGraphNode_t node = nullptr;
+  EXPECT_EQ(cudaGraphAddEmptyNode(&node, nullptr, nullptr, 0), cudaErrorNotSupported);
   EXPECT_STREQ(
       cudaGetErrorString(cudaErrorNotSupported),
-      "operation not supported: softgpu has no cudaGraphLaunch_ptsz and no other part of CUDA graphs: run "
-      "the kernels one by one");
+      "operation not supported: softgpu has no cudaGraphAddEmptyNode: a graph is made by capturing a "
+      "stream (torch.cuda.graph)");
+  EXPECT_EQ(cudaGraphInstantiateWithParams_ptsz(), cudaErrorNotSupported);
+  EXPECT_STREQ(
+      cudaGetErrorString(cudaErrorNotSupported),
+      "operation not supported: softgpu has no cudaGraphInstantiateWithParams_ptsz: a graph is made by "
+      "capturing a stream (torch.cuda.graph)");
   EXPECT_EQ(cudaGetLastError(), cudaErrorNotSupported);
 }
 

@@ -1,0 +1,48 @@
+"""CUDA graphs give the bits of the same training without them."""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+from conftest import PROGRAMS
+
+WAYS = ("whole_step", "two_graphs_of_one_pool", "graphed_callables", "side_streams", "compiled")
+
+
+@pytest.fixture(scope="module")
+def differences(run_whole: Callable[..., str]) -> dict[str, list[str]]:
+    """The names of what differs from the eager run, for each way; one process does all, to spare imports."""
+    found: dict[str, list[str]] = json.loads(run_whole("graphs", *WAYS).splitlines()[-1])
+    return found
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_equals_eager(differences: dict[str, list[str]], way: str) -> None:
+    assert differences[way] == []
+
+
+def test_ranks_with_their_collectives_in_a_graph_equal_eager_ones(
+    softgpu_environment: dict[str, str],
+) -> None:
+    ended = subprocess.run(
+        [
+            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
+            str(PROGRAMS / "graphed_ranks.py"),
+        ],
+        env=softgpu_environment,
+        capture_output=True,
+        text=True,
+        timeout=250,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+def test_what_can_not_be_captured_fails_and_harms_nothing(run_whole: Callable[..., str]) -> None:
+    unsupported = "CUDA error: operation not permitted when stream is capturing"
+    lines = run_whole("graphs_that_fail").splitlines()
+    assert len(lines) == 5
+    assert all(line.startswith(unsupported) for line in lines[:4]), lines
+    assert "torch.cuda.Event(external=True)" in lines[4]
