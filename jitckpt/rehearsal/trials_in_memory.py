@@ -6,6 +6,7 @@ silent for a while, or the network is cut.
 """
 
 import contextlib
+import math
 import os
 import random
 import signal
@@ -36,7 +37,7 @@ MOST_HOSTS = 5
 LEAST_BUDGET = ("--memory-limit", "1")
 MUCH_STATE = ("--width", "20000")
 STOPPED_SECONDS = 3.0
-SLOWED_SECONDS, SLOWED_BITS = 5.0, 2_000_000  # a second
+SLOWED_SECONDS, SLOWED_BITS = 2.0, 2_000_000  # a second
 SILENT_SECONDS = 12.0  # longer than an agent that says nothing is waited for
 # Who is cut off from more hosts than copies survive saves what it has, and so does a rank without an agent.
 SAVED_ALONE = (LONG_CUT, AGENT, SILENT)
@@ -248,12 +249,13 @@ def has_own_directories(trial: Trial) -> bool:
 
 def missed(trial: Trial, run: Run) -> bool:
     """Return whether the failure should have come, or came, when the training was over; a second one may."""
-    return any(strike not in run.struck for strike in trial.strikes[:1]) or _came_too_late(run)
+    never_came = any(strike not in run.struck for strike in trial.strikes[:1])
+    return never_came or (trial.kind not in NO_RESTART and _came_too_late(run))
 
 
 def _came_too_late(run: Run) -> bool:
-    """Return whether all ranks had come to their end before the first failure was seen."""
-    first = min((event["time"] for event in run.events if event["event"] == "detected"), default=0.0)
+    """Return whether all ranks had come to their end before the first failure was seen, if one was."""
+    first = min((event["time"] for event in run.events if event["event"] == "detected"), default=math.inf)
     ranks = {event["rank"] for event in run.events if event["event"] == "registered"}
     return bool(ranks) and ranks <= {
         event["rank"] for event in run.events if event["event"] == "finished" and event["time"] < first

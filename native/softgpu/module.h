@@ -17,7 +17,7 @@ extern "C" {
 #define SOFTGPU_FATBIN_WRAPPER_MAGIC 0x466243b1     // as in NVIDIA's fatbinary wrapper
 #define SOFTGPU_MAX_PARAMETER_BYTES 32764  // all parameters of one kernel, as on compute capability 9.0
 
-#define SOFTGPU_UPLOAD "softgpu_upload"  // the name of a kernel that does nothing but put its parameter somewhere
+#define SOFTGPU_UPLOAD "softgpu_upload"  // a kernel that does nothing but put its parameter somewhere
 
 // What a running kernel knows of its launch. Valid until `run` returns.
 typedef struct softgpu_launch {

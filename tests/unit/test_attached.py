@@ -30,7 +30,7 @@ class Counts:
 
     minibatch_begun = forward_ended = step_begun = step_ended = step_begins = unsupported = failed = _count
     passed_again = closure_again = unequal_turns = minibatch_ended = _count
-    drawn_ahead = steps_again = several_steps = _count
+    drawn_ahead = steps_again = several_steps = captured_step = _count
 
 
 class WithItsAttributes(torch.optim.SGD):

@@ -30,7 +30,7 @@ class Told:
 
     minibatch_begun = forward_ended = step_begun = step_begins = unsupported = failed = _told
     passed_again = closure_again = unequal_turns = minibatch_ended = _told
-    drawn_ahead = steps_again = several_steps = _told
+    drawn_ahead = steps_again = several_steps = captured_step = _told
 
 
 @pytest.fixture(autouse=True)
