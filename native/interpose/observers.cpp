@@ -5,8 +5,10 @@
 
 #include <algorithm>
 #include <atomic>
+#include <mutex>
 #include <optional>
 #include <string_view>
+#include <unordered_map>
 #include <utility>
 #include <vector>
 
@@ -64,16 +66,51 @@ size_t bytes_of(ncclDataType_t datatype) {
   }
 }
 
-void watch(const ObservedOperation& operation) {
+// The operations that graphs have. Never destroyed: threads go on while the process exits.
+struct Graphs {
+  std::mutex mutex;
+  std::unordered_map<cudaGraph_t, std::vector<ObservedOperation>> captured;
+  std::unordered_map<cudaGraphExec_t, std::vector<ObservedOperation>> executables;
+};
+Graphs& graphs() {
+  static auto* const all = new Graphs;
+  return *all;
+}
+
+void watch_when_launched(const ObservedOperation& operation) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  const cudaError_t asked =
+      real::cudaStreamGetCaptureInfo(operation.stream, &status, nullptr, &graph, nullptr, nullptr, nullptr);
+  if (asked != cudaSuccess || status != cudaStreamCaptureStatusActive) return;
+  const std::lock_guard lock(graphs().mutex);
+  graphs().captured[graph].push_back(operation);
+}
+
+void made_executable(cudaError_t result, const cudaGraphExec_t* executable, cudaGraph_t graph) {
+  if (result != cudaSuccess) return;
+  const std::lock_guard lock(graphs().mutex);
+  const auto found = graphs().captured.find(graph);
+  if (found != graphs().captured.end()) graphs().executables[*executable] = found->second;
+}
+
+void arm(const ObservedOperation& operation, const watchdog::Watch& watch) {
   LibraryState& all = library();
-  const watchdog::Watch watch = all.communicators.next(operation);
-  // While capturing nothing runs, and an event would become part of the graph.
-  if (watchdog::is_capturing(operation.stream)) return;
   const int device = all.device.streams.device_of(operation.stream);
   all.device.streams.used_device(device);
   const auto event = all.device.events.record(operation.stream, device);
   if (!event) return;
   all.device.watches.arm(operation.stream, watch, *event, all.device.clock.now());
+}
+
+void watch(const ObservedOperation& operation) {
+  const watchdog::Watch watch = library().communicators.next(operation);
+  // While capturing nothing runs, and an event would become part of the graph.
+  if (watchdog::is_capturing(operation.stream)) {
+    watch_when_launched(operation);
+  } else {
+    arm(operation, watch);
+  }
 }
 
 void profile(cudaStream_t stream, bool exchange) {
@@ -267,6 +304,60 @@ void before_cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned int) 
 void cudaStreamWaitEvent(cudaError_t, cudaStream_t stream, cudaEvent_t, unsigned int) {
   if (stream == library().step_stream && !is_inside_a_call(0))
     copies::pass_point(watchdog::Mark::wait_ends, stream);
+}
+
+void cudaGraphDestroy(cudaGraph_t graph) {
+  const std::lock_guard lock(graphs().mutex);
+  graphs().captured.erase(graph);
+}
+
+// What is known of another graph with this handle, whose capture came to nothing, is over.
+void cudaStreamBeginCapture(cudaError_t result, cudaStream_t stream, cudaStreamCaptureMode) {
+  cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+  cudaGraph_t graph = nullptr;
+  if (result == cudaSuccess && real::cudaStreamGetCaptureInfo(stream, &status, nullptr, &graph, nullptr,
+                                                              nullptr, nullptr) == cudaSuccess)
+    observe::cudaGraphDestroy(graph);
+}
+
+void cudaGraphInstantiate(cudaError_t result, cudaGraphExec_t* executable, cudaGraph_t graph,
+                          unsigned long long) {
+  made_executable(result, executable, graph);
+}
+void cudaGraphInstantiateWithFlags(cudaError_t result, cudaGraphExec_t* executable, cudaGraph_t graph,
+                                   unsigned long long) {
+  made_executable(result, executable, graph);
+}
+void cudaGraphExecDestroy(cudaGraphExec_t executable) {
+  const std::lock_guard lock(graphs().mutex);
+  graphs().executables.erase(executable);
+}
+
+// All collectives of a graph are watched as one, the last, which is over when the graph is.
+void cudaGraphLaunch(cudaError_t result, cudaGraphExec_t executable, cudaStream_t stream) {
+  if (result != cudaSuccess || is_inside_a_call(1)) return;
+  std::vector<ObservedOperation> operations;
+  {
+    const std::lock_guard lock(graphs().mutex);
+    const auto found = graphs().executables.find(executable);
+    if (found == graphs().executables.end()) return;
+    operations = found->second;
+  }
+  watchdog::Watch last;
+  uint64_t bytes = 0;
+  for (ObservedOperation& operation : operations) {
+    operation.stream = stream;
+    last = library().communicators.next(operation);
+    bytes += operation.bytes;
+  }
+  last.bytes = bytes;
+  last.calls = static_cast<uint32_t>(operations.size());
+  last.in_graph = true;
+  if (watchdog::is_capturing(stream)) {
+    for (const ObservedOperation& operation : operations) watch_when_launched(operation);
+  } else {
+    arm(operations.back(), last);
+  }
 }
 
 void cudaStreamDestroy(cudaStream_t stream) {

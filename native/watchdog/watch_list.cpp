@@ -44,7 +44,7 @@ void WatchList::poll(const Finished& finished, const Recycle& recycle, const std
         if (stream->entries.empty() || stream->entries.front().id != oldest.id) continue;
         stream->entries.pop_front();
         const double finished_at = now();
-        learn(finished_at - stream->oldest_since, oldest.watch.bytes);
+        learn(oldest.watch.in_graph ? 0 : finished_at - stream->oldest_since, oldest.watch.bytes);
         stream->oldest_since = finished_at;
         stream->named = false;
       }
@@ -61,7 +61,7 @@ void WatchList::learn(double seconds, uint64_t bytes) {
 }
 
 double WatchList::limit(const Watch& watch, const Patience& patience) const {
-  if (finished_ < first_lessons) return patience.ceiling;
+  if (finished_ < first_lessons || watch.in_graph) return patience.ceiling;
   const Slowest& slowest = slowest_.seconds > slowest_before_.seconds ? slowest_ : slowest_before_;
   const double more = double(watch.bytes) / double(std::max<uint64_t>(slowest.bytes, 1));
   return std::clamp(leniency * slowest.seconds * std::max(1.0, more), patience.floor, patience.ceiling);

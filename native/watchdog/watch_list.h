@@ -36,6 +36,7 @@ struct Watch {
   uint32_t calls = 1;          // how many calls a group had on this stream
   uint64_t bytes = 0;
   std::vector<PointToPoint> exchanges = {};  // none: a collective
+  bool in_graph = false;                     // there is other work with it, which may take long
 };
 
 // How long a collective may take, in seconds. Where floor < ceiling it is learned: ten times what the slowest

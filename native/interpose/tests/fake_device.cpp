@@ -155,6 +155,23 @@ cudaError_t cudaStreamIsCapturing(cudaStream_t stream, cudaStreamCaptureStatus* 
       Locked()->capturing.contains(stream) ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
   return cudaSuccess;
 }
+// One graph for each stream.
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t stream, cudaStreamCaptureStatus* status,
+                                     unsigned long long*, cudaGraph_t* graph, const cudaGraphNode_t**,
+                                     const cudaGraphEdgeData**, size_t*) {
+  *graph = reinterpret_cast<cudaGraph_t>(stream);
+  return cudaStreamIsCapturing(stream, status);
+}
+cudaError_t cudaGraphInstantiateWithFlags(cudaGraphExec_t* executable, cudaGraph_t graph,
+                                          unsigned long long) {
+  *executable = reinterpret_cast<cudaGraphExec_t>(graph);
+  return cudaSuccess;
+}
+cudaError_t cudaGraphDestroy(cudaGraph_t) { return cudaSuccess; }
+cudaError_t cudaGraphExecDestroy(cudaGraphExec_t) { return cudaSuccess; }
+cudaError_t cudaGraphLaunch(cudaGraphExec_t, cudaStream_t stream) {
+  return enqueue("cudaGraphLaunch", stream);
+}
 cudaError_t cudaStreamQuery(cudaStream_t stream) {
   if (!Locked()->blocked.contains(stream)) return cudaSuccess;
   return last_error = cudaErrorNotReady;

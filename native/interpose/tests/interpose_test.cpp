@@ -217,6 +217,28 @@ TEST_F(Interpose, nothing_is_recorded_on_a_stream_that_captures) {
   EXPECT_NE(in_flight().find(R"("sequence":2)"), std::string::npos) << "the captured one counts as well";
 }
 
+TEST_F(Interpose, collectives_of_a_graph_are_watched_when_it_is_launched) {
+  start_job();
+  fake::capture(stream_, true);
+  EXPECT_EQ(all_reduce(), ncclSuccess);
+  EXPECT_EQ(all_reduce(), ncclSuccess);
+  fake::capture(stream_, false);
+  const auto graph = reinterpret_cast<cudaGraph_t>(stream_);
+  cudaGraphExec_t executable = nullptr;
+  EXPECT_EQ(cudaGraphInstantiateWithFlags(&executable, graph, 0), cudaSuccess);
+  EXPECT_EQ(cudaGraphDestroy(graph), cudaSuccess);
+  EXPECT_EQ(in_flight(), "[]");
+  fake::block(stream_);
+  EXPECT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
+  const std::string watched = in_flight();
+  EXPECT_NE(watched.find(R"("operation":"ncclAllReduce")"), std::string::npos) << watched;
+  EXPECT_NE(watched.find(R"("sequence":4)"), std::string::npos) << "those of the launch count as well";
+  EXPECT_EQ(fake::count("cudaEventRecord"), 1);
+  EXPECT_EQ(cudaGraphExecDestroy(executable), cudaSuccess);
+  EXPECT_EQ(cudaGraphLaunch(executable, stream_), cudaSuccess);
+  EXPECT_EQ(fake::count("cudaEventRecord"), 1) << "nothing is known of it any more";
+}
+
 TEST_F(Interpose, a_communicator_that_does_not_block_is_watched_when_its_call_is_through) {
   start_job();
   fake::block(stream_);

@@ -82,6 +82,31 @@ TEST_F(WatchListTest, learns_how_long_a_collective_may_take) {
   EXPECT_TRUE(list.overdue(now + 5.1, patience)) << "what was long ago is forgotten; the floor holds";
 }
 
+TEST_F(WatchListTest, learns_nothing_from_graphs_and_of_them) {
+  const Patience patience{5, 60};
+  long event = 0;
+  double now = 0;
+  const auto finish_one = [&](double seconds, bool in_graph) {
+    list.arm(
+        stream(0),
+        {.communicator = 0, .sequence = 1, .operation = "ncclAllReduce", .bytes = 8, .in_graph = in_graph},
+        FakeEvents::event(++event), now);
+    events.finish(event);
+    poll(now += seconds);
+  };
+  for (int count = 0; count < 60; ++count) finish_one(0.7, false);
+  finish_one(30, true);
+  arm(0, ++event, 62, now);
+  EXPECT_TRUE(list.overdue(now + 7.1, patience)) << "that the graph took long says nothing of a collective";
+  events.finish(event);
+  poll(now);
+  list.arm(stream(0),
+           {.communicator = 0, .sequence = 63, .operation = "ncclAllReduce", .bytes = 8, .in_graph = true},
+           FakeEvents::event(++event), now);
+  EXPECT_FALSE(list.overdue(now + 59, patience)) << "what else is in the graph takes its time";
+  EXPECT_TRUE(list.overdue(now + 61, patience));
+}
+
 TEST_F(WatchListTest, counts_from_when_a_watch_became_the_oldest) {
   arm(0, 1, 1, 0);
   arm(0, 2, 2, 0);
