@@ -121,14 +121,14 @@ def _watch_graphed_callables() -> None:
     original = torch.cuda.make_graphed_callables
 
     def make_graphed_callables(callables: Any, *arguments: Any, **options: Any) -> Any:
-        with _without_own_hooks(callables if isinstance(callables, tuple) else (callables,)):
+        with without_own_hooks(callables if isinstance(callables, tuple) else (callables,)):
             return original(callables, *arguments, **options)
 
     torch.cuda.make_graphed_callables = torch.cuda.graphs.make_graphed_callables = make_graphed_callables
 
 
 @contextmanager
-def _without_own_hooks(callables: tuple[Any, ...]) -> Iterator[None]:
+def without_own_hooks(callables: tuple[Any, ...]) -> Iterator[None]:
     modules = [one for one in callables if isinstance(one, nn.Module)]
     all_hooks: list[dict[int, Any]] = [
         hooks for one in modules for hooks in (one._forward_pre_hooks, one._forward_hooks)

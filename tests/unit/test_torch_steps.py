@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.optim import LBFGS, SGD, Adam, Optimizer
 
+from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.torch_steps import OptimizerSteps, State, named_buffers
 
 
@@ -299,3 +300,21 @@ def test_modules_are_numbered_by_their_first_parameter_in_an_optimizer() -> None
         found = named_buffers([optimizer])
         assert found["module.0.running_mean"].data_ptr() == order[0].running_mean.data_ptr()  # type: ignore[union-attr]
         assert found["module.1.running_mean"].data_ptr() == order[1].running_mean.data_ptr()  # type: ignore[union-attr]
+
+
+def test_a_graph_with_a_step_in_it_makes_a_minibatch_that_only_images_protect(
+    told: Told, steps: OptimizerSteps, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    monkeypatch.setattr(captured_graphs, "is_now", lambda: True)
+    backward(model)
+    optimizer.step()
+    assert told.all == []
+    monkeypatch.undo()
+    for _ in range(2):
+        steps.replay_begins([optimizer])
+        steps.replay_ended([optimizer])
+        steps.replay_ended([])  # one without a step
+    assert told.all == both(1, 2)
+    assert told.reasons == ["a CUDA graph makes the step of optimizer 0 (SGD)"]

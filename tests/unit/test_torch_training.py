@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 
+from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.torch_training import TrainingHooks
 
 
@@ -624,3 +625,49 @@ def test_the_phases_of_a_model_whose_parts_alone_are_called_are_theirs(
     # What is kept of the ranks' own state is what it is without a rehearsal.
     names = [name for name, _ in told.take()]
     assert names.count("step") == 1
+
+
+def test_what_is_captured_is_told_when_it_is_replayed(
+    told: Told, attached: list[TrainingHooks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    monkeypatch.setattr(captured_graphs, "is_now", lambda: True)
+    forward_backward(model)
+    optimizer.step()
+    assert told.take() == []
+    monkeypatch.undo()
+    for step in (1, 2):
+        attached[0].replay_begins([])  # of a forward and a backward pass
+        attached[0].replay_ended([])
+        optimizer.step()
+        assert told.take() == [(name, step) for name in STEP]
+    attached[0].replay_begins([optimizer])
+    assert told.take() == [("captured step", 3), ("begun", 3)]
+    attached[0].replay_begins(None)
+    assert told.take() == [("captured step", 3)], "a graph whose capture nobody has seen may make steps"
+
+
+def test_a_graph_of_a_pass_in_a_module_is_none_of_the_scripts(
+    told: Told, attached: list[TrainingHooks]
+) -> None:
+    attached.append(TrainingHooks(told, model=nn.Linear(2, 2), optimizers=[]))
+    with torch.no_grad():  # as inside of an autograd function
+        attached[0].replay_begins([])
+        attached[0].replay_ended([])
+    assert told.take() == []
+
+
+def test_a_module_is_made_a_graph_of_without_jitckpts_hooks(
+    told: Told, attached: list[TrainingHooks], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(2, 2)
+    attached.append(TrainingHooks(told, model=model, optimizers=[sgd(model)]))
+    own = model.register_forward_hook(lambda *_: None)
+    there = [*model._forward_hooks], [*model._forward_pre_hooks]
+    with captured_graphs.without_own_hooks((model,)):
+        assert [*model._forward_hooks] == [own.id]
+        assert not model._forward_pre_hooks
+    assert sorted(model._forward_hooks) == sorted(there[0])
+    assert [*model._forward_pre_hooks] == there[1]
