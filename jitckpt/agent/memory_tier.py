@@ -24,7 +24,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions import sources
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import holders, in_use
-from jitckpt.decisions.memory_wanted import BY_SCRIPT, PARITY, PEER, SHARDED, Wanted
+from jitckpt.decisions.memory_wanted import AUTOMATIC, BY_SCRIPT, GROUP, PARITY, PEER, SHARDED, Wanted
 from jitckpt.decisions.placement import Machine, Placement
 from jitckpt.decisions.redundancy import LEAST_GROUP
 from jitckpt.decisions.sources import Kind, Source, SourcePlan
@@ -83,10 +83,12 @@ class MemoryTier:
         self.spare = SpareMemory(self.memory, held, wanted.directory, self._hold, self._drop)
         self.may_spread = False  # parts of what no host has room for as a whole
         self._parity: ParityOfHosts | None = None
-        if wanted.mode == PARITY:
+        self._uses_parity = wanted.mode == PARITY
+        if wanted.mode in (PARITY, AUTOMATIC):
             of_parity = {_number(key): one for key, one in held.items() if key < 0}
             parities = ParityMemory(of_parity, self.limit, self.memory.taken)
-            self._parity = ParityOfHosts(wanted.copies, self.memory, parities, wanted.beside)
+            size = wanted.copies if wanted.mode == PARITY else GROUP
+            self._parity = ParityOfHosts(size, self.memory, parities, wanted.beside)
         self.pace = Pace()  # of all that this host sends
         self._may_hold: frozenset[int] = frozenset()  # ranks of other hosts
         self._own: frozenset[int] = frozenset()  # ranks of this host
@@ -100,7 +102,13 @@ class MemoryTier:
     @property
     def parity(self) -> ParityOfHosts | None:
         """The parity of this meeting's hosts; None if none is wanted, or they are too few for it."""
-        return self._parity if self._parity is not None and self._parity.is_used else None
+        return (
+            self._parity if self._uses_parity and self._parity is not None and self._parity.is_used else None
+        )
+
+    def use_parity(self) -> None:
+        """In the place of copies, as has been chosen for this start."""
+        self._uses_parity, self.may_spread, self._may_hold = True, False, frozenset()
 
     @property
     def copies(self) -> int:
@@ -179,17 +187,18 @@ class MemoryTier:
         hosts.answers[peers.VISIT] = partial(
             peers.serve, self.memory, self._why_not, more=self._answer, own=self._own
         )
+        self._uses_parity = self.wanted.mode == PARITY
         if self._parity is not None:
             self._parity.meet(hosts)
-            if self._parity.is_used:
+            if self.parity is not None:
                 self._may_hold = frozenset(
                     rank
                     for host, one in enumerate(hosts.all)
-                    if host != hosts.index and hosts.index in self._parity.keepers(host)
+                    if host != hosts.index and hosts.index in self.parity.keepers(host)
                     for rank in one.ranks
                 )
                 return
-            if hosts.index == 0:
+            if hosts.index == 0 and self._uses_parity:
                 least = LEAST_GROUP + self.wanted.beside
                 self._warn(
                     f"memory tier: parity needs {least} hosts, and {len(hosts.all)} are here; until more "
@@ -335,13 +344,16 @@ class MemoryTier:
 
     def _lacks_copies(self, fetching: Fetching, step: int) -> bool:
         """Return whether a host lacks something of this step that it is to keep for others."""
-        hosts, held, parities = fetching.hosts, fetching.held, fetching.parities
+        hosts, held = fetching.hosts, fetching.held
         placed = [list(one) for one in self.placement(hosts).holders]
-        if self.parity is not None:
-            placed = [self.parity.keepers(host) for host in range(len(hosts.all))]
-            if step > 0 and any(
-                all(one.step != step for one in parities.get(host, ())) for host in range(len(hosts.all))
-            ):
+        has_parity = [
+            any(one.step == step for one in fetching.parities.get(host, ())) for host in range(len(hosts.all))
+        ]
+        # The start before may have chosen parity by itself.
+        parity = self._parity if any(has_parity) else self.parity
+        if parity is not None and parity.is_used:
+            placed = [parity.keepers(host) for host in range(len(hosts.all))]
+            if step > 0 and not all(has_parity):
                 return True
         there = {(host, one.rank, one.step) for host, of_host in held.items() for one in of_host}
         in_parts = {
@@ -570,7 +582,7 @@ class MemoryTier:
         Not before a step of the new start is safe: another host may lack it until then.
         """
         if self._parity is not None:
-            for number in self._parity.forget_strangers():
+            for number in self._parity.forget_strangers(all_of_them=self.parity is None):
                 self._keeper.drop(_number(number))
         wanted = self._may_hold | set(hosts.all[hosts.index].ranks)
         for rank in set(self.memory.descriptors) - wanted:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from jitckpt.console import say, show_size
 from jitckpt.events import EventLog
 from jitckpt.tiers import host_memory, shard
-from jitckpt.tiers.host_memory import GRADIENTS, HostMemory
+from jitckpt.tiers.host_memory import GRADIENTS, NO_GRADIENTS, SEND_GRADIENTS, HostMemory
 from jitckpt.tiers.remade_peers import MOST_TAIL, PeerOptimizer
 from jitckpt.tiers.tier import Shard
 
@@ -20,14 +20,19 @@ class GradientSending:
     """Safe for several threads, one a rank."""
 
     def __init__(
-        self, memory: HostMemory, ranks: Mapping[int, int], log: EventLog, warn: Callable[[str], None]
+        self,
+        memory: HostMemory,
+        ranks: Mapping[int, int],
+        log: EventLog,
+        warn: Callable[[str], None],
+        begins_with: int = SEND_GRADIENTS,
     ) -> None:
-        """ranks: this host's, with their memfds."""
+        """ranks: this host's, with their memfds, to which `begins_with` is said of gradients."""
         self._memory, self._ranks, self._log, self._warn = memory, ranks, log, warn
         self._off = self._said = False
         self._lacks: dict[int, int] = {}  # by rank, one after the other
         for descriptor in ranks.values():
-            host_memory.put_word(descriptor, GRADIENTS, 1)
+            host_memory.put_word(descriptor, GRADIENTS, begins_with)
 
     def put(self, peer: PeerOptimizer, where: str, one: Shard) -> int | None:
         """Have another host make a rank's step; return the bytes sent, or None if a whole copy is to go.
@@ -35,9 +40,12 @@ class GradientSending:
         Raises what its link raises.
         """
         index = shard.parse_index(one.index, one.seal)
-        if self._off or index.made_by is None or one.seal.data_bytes - index.host_from > MOST_TAIL:
+        if self._off or index.made_by is None:
             return None
-        rank = one.rank
+        rank, tail = one.rank, one.seal.data_bytes - index.host_from
+        if tail > MOST_TAIL:
+            self._end(f"rank {rank} has {show_size(tail)} on its host, too much to go with gradients")
+            return None
         remade = peer.remake(one, self._memory.beginning(rank, one.slot, index.made_by.sent))
         if remade.differs:
             self._end(
@@ -62,7 +70,7 @@ class GradientSending:
     def _end(self, why: str) -> None:
         self._off = True
         for descriptor in self._ranks.values():
-            host_memory.put_word(descriptor, GRADIENTS, 0)
+            host_memory.put_word(descriptor, GRADIENTS, NO_GRADIENTS)
         self._warn(f"{why}. From now on whole copies are sent, as with --memory-tier peer")
 
     def _tell(self, rank: int, sent: int, whole: int) -> None:

@@ -1,17 +1,29 @@
 """What the agents know of how long snapshots and steps take, and so how often and fast those go."""
 
 from collections import defaultdict
+from collections.abc import Callable
 from typing import Any
 
-from jitckpt.decisions import pace
+from jitckpt.decisions import memory_method, pace
+from jitckpt.decisions.memory_method import ByTraffic
+
+
+def of_whole_states(snapshot_seconds: float, step_seconds: float) -> ByTraffic:
+    """Return how often a snapshot is made of which whole states are sent."""
+    return memory_method.by_traffic(snapshot_seconds, step_seconds, (), (), may_be_gradients=False)
 
 
 class Pacer:
-    """For one start of the workers. rule: every so many steps, since a step; every 0 is not known yet."""
+    """For one start of the workers. rule: every so many steps, since a step; every 0 is not known yet.
 
-    def __init__(self, every: int) -> None:
-        """every: as the user has it; 0: as is found."""
-        self.rule = (every, 0)
+    gradients: that is so as these are sent, in the place of whole states.
+    """
+
+    def __init__(self, every: int, choose: Callable[[float, float], ByTraffic] = of_whole_states) -> None:
+        """every: as the user has it; 0: as is found. choose: by the seconds of a snapshot, and of a step."""
+        self.rule, self.gradients = (every, 0), False
+        self._choose = choose
+        self._whole = 1  # every so many steps, of whole states
         self._finds_itself = not every
         self._seconds: dict[int, float] = defaultdict(float)  # by step, until the last rank's was kept
         self._steps: list[float] = []
@@ -31,13 +43,10 @@ class Pacer:
         if self.rule[0] or len(done) < pace.PROFILED or not self._steps:
             return {}
         snapshot, step = done[len(done) // 2], min(self._steps)
-        every = pace.steps_between(snapshot, step)
-        often = "each step" if every == 1 else f"every {every} steps"
-        why = (
-            f"a snapshot after {often}, since one takes {snapshot:.3g} s beside the training until it is "
-            f"whole everywhere, and a step {step:.3g} s"
-        )
-        return {"every": every, "since": safe + pace.PROFILED_EVERY, "why": why}
+        self._whole = of_whole_states(snapshot, step).every
+        chosen = self._choose(snapshot, step)
+        since = safe + pace.PROFILED_EVERY
+        return {"every": chosen.every, "since": since, "why": chosen.text, "gradients": chosen.gradients}
 
     def doubled(self, settled: int) -> dict[str, Any]:
         """Return what all are to be told as a snapshot was left out, if the rule is ours.
@@ -47,9 +56,19 @@ class Pacer:
         every, since = self.rule
         if not self._finds_itself or not every or settled < since:
             return {}
+        if self.gradients:
+            return self.without_gradients(settled, "a snapshot was not whole everywhere in time")
         twice = min(2 * every, pace.MOST_EVERY)
         why = f"a snapshot after every {twice} steps from now on, since one was not whole everywhere in time"
         return {"every": twice, "since": settled + every, "why": why}
+
+    def without_gradients(self, heard: int, why: str) -> dict[str, Any]:
+        """Return what all are to be told as whole states are sent again.
+
+        heard: no rank makes a snapshot of a later step before it has heard what it is told now.
+        """
+        why = f"whole states from now on, after every {self._whole} steps, since {why}"
+        return {"every": self._whole, "since": heard + 1, "why": why}
 
     def noticed(self, between: float) -> float:
         """Return from how many seconds on a wait of the training counts."""

@@ -97,9 +97,10 @@ class ParityOfHosts:
 
         return decode(source, timeline, pieces_of, into)
 
-    def forget_strangers(self) -> list[int]:
+    def forget_strangers(self, *, all_of_them: bool) -> list[int]:
         """Give back the memory of stripes that there are no more; return their numbers."""
-        gone = [number for number in self.parities.descriptors if number >= len(self._stripes)]
+        stripes = 0 if all_of_them else len(self._stripes)
+        gone = [number for number in self.parities.descriptors if number >= stripes]
         for number in gone:
             self.parities.forget(number)
         return gone

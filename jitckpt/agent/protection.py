@@ -16,9 +16,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 
+from jitckpt.agent.chosen_method import ChosenMethod
 from jitckpt.agent.memory_health import MemoryHealth
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
-from jitckpt.agent.optimizer_steps import GradientSending
 from jitckpt.agent.pacer import Pacer
 from jitckpt.agent.sending import MemorySnapshot, Sending
 from jitckpt.agent.spreading import Spreading
@@ -26,7 +26,7 @@ from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
 from jitckpt.decisions.memory_state import Health
 from jitckpt.decisions.memory_wanted import BY_SCRIPT
-from jitckpt.decisions.pace import PROFILED_EVERY, packed
+from jitckpt.decisions.pace import PROFILED_EVERY
 from jitckpt.decisions.replicas import holders_beside
 from jitckpt.decisions.step_count import StepCount
 from jitckpt.errors import JitckptError, SaveError
@@ -39,7 +39,6 @@ from jitckpt.tiers.host_memory import (
     COPY_WAITED,
     OFF,
     READY,
-    RULE,
     SAFE,
     SETTLED,
     SKIPPED,
@@ -48,7 +47,6 @@ from jitckpt.tiers.host_memory import (
 )
 from jitckpt.tiers.parity_peers import PeerParity
 from jitckpt.tiers.part_peers import PeerParts
-from jitckpt.tiers.remade_peers import PeerOptimizer
 from jitckpt.wire import agents
 
 LOOK_SECONDS = 0.002
@@ -103,9 +101,7 @@ class MemoryProtection(threading.Thread):
         super().__init__(name="jitckpt-memory", daemon=True)
         self._tier, self._hosts, self._log = tier, hosts, log
         self._own = {rank: _Rank(memory) for rank, memory in memories.items()}
-        self._steps: GradientSending | None = None
-        if tier.wanted.optimizer:
-            self._steps = GradientSending(tier.memory, memories, log, self._warn)
+        self._method = ChosenMethod(tier, memories, hosts, log, warn=self._warn, place=self._place)
         self._ranks = list(memories) if hosts is None else [rank for one in hosts.all for rank in one.ranks]
         self._index = 0 if hosts is None else hosts.index
         self._health = MemoryHealth(self._ranks, log)
@@ -148,7 +144,7 @@ class MemoryProtection(threading.Thread):
         if self._hosts is not None and self._tier.may_spread:
             everybody = range(len(self._hosts.all))
             self._spreading = Spreading(self._tier.spare, everybody, self._log, self._tell, self._publish)
-        self._pace = Pacer(self._tier.wanted.steps)
+        self._pace = Pacer(self._tier.wanted.steps, self._method.by_traffic)
         self._sending = Sending(self._tier.pace, [own.memory for own in self._own.values()], self._log)
 
     def hear_rank(self, rank: int) -> None:
@@ -231,6 +227,8 @@ class MemoryProtection(threading.Thread):
         """See what the ranks have put into this host's memory, and whether it needs what it has lent."""
         if self._spreading is not None and (ranks := self._tier.spare.given_back()):
             self._tell(agents.GivenBack(ranks))
+        for said in self._method.news(self.safe):
+            self._tell(said)
         if self._hosts is not None and self._hosts.lost != self._left:
             self._left = self._hosts.lost
             self._count()  # those below a host that is lost tell another one
@@ -248,7 +246,7 @@ class MemoryProtection(threading.Thread):
             if skipped > own.skipped:
                 own.skipped = skipped
                 self._tell(agents.SnapshotSkipped(rank, skipped))
-            for slot, seal in host_memory.found(own.memory):
+            for slot, seal in host_memory.found(own.memory) if self._method.is_decided else ():
                 if seal.step > own.begun:  # an older one has been sent, or is needed no more
                     own.begun = seal.step
                     if seal.step == own.snapshot[0]:
@@ -276,35 +274,43 @@ class MemoryProtection(threading.Thread):
         with self._lock:
             if isinstance(said, agents.OF_SPREADING):
                 self._hear_of_parts(host, said)
-                return
-            match said:
-                case agents.Counted():
-                    self._counted.hear(said)
-                    if said.took:
-                        self._pace.measured(said.took, said.seconds, said.step_seconds)
-                    self._count()
-                case agents.SnapshotSkipped(rank, step):
-                    self._warn(
-                        f"the snapshot of step {step} was left out: the one before was not whole everywhere "
-                        f"after {PATIENCE_SECONDS:g} s (rank {rank})"
-                    )
-                    settled = self._left_out = max(self._settled, step)
-                    self._publish(agents.Safe(self.safe, settled, **self._pace.doubled(settled)))
-                case agents.NoSnapshots(rank) if rank in self._ranks:
-                    if self._off is None:
-                        self._publish(agents.ProtectionEnds(rank))
-                case agents.ProtectionEnds(rank):
-                    self._end(f"rank {rank} makes no snapshots any more")
-                case agents.Allow(rank):
-                    self._tier.allow(rank)
-                case agents.Safe(safe, settled, keepers, parts, every, since):
-                    if len(keepers) == len(parts) == len(self._keepers):
-                        self._keepers, self._parts = dict(enumerate(keepers)), dict(enumerate(parts))
-                    if every and (every, since) != self._pace.rule:
-                        self._change_pace(every, since, said.why)
-                    self._is_safe(safe, settled)
-                case unknown:
-                    raise ValueError(f"{unknown!r:.200} of host {host}")
+            elif isinstance(said, agents.OF_METHOD):
+                for answer in self._method.hear(host, said, self._pace, self.safe, self._settled):
+                    self._publish(answer)
+            else:
+                self._hear_of_steps(host, said)
+
+    def _hear_of_steps(self, host: int, said: agents.OfSteps) -> None:
+        match said:
+            case agents.Counted():
+                self._counted.hear(said)
+                if said.took:
+                    self._pace.measured(said.took, said.seconds, said.step_seconds)
+                self._count()
+            case agents.SnapshotSkipped(rank, step):
+                self._warn(
+                    f"the snapshot of step {step} was left out: the one before was not whole everywhere "
+                    f"after {PATIENCE_SECONDS:g} s (rank {rank})"
+                )
+                settled = self._left_out = max(self._settled, step)
+                self._publish(agents.Safe(self.safe, settled, **self._pace.doubled(settled)))
+                for answer in self._method.left_out():
+                    self._publish(answer)
+            case agents.NoSnapshots(rank) if rank in self._ranks:
+                if self._off is None:
+                    self._publish(agents.ProtectionEnds(rank))
+            case agents.ProtectionEnds(rank):
+                self._end(f"rank {rank} makes no snapshots any more")
+            case agents.Allow(rank):
+                self._tier.allow(rank)
+            case agents.Safe(safe, settled, keepers, parts, every, since):
+                if len(keepers) == len(parts) == len(self._keepers):
+                    self._keepers, self._parts = dict(enumerate(keepers)), dict(enumerate(parts))
+                if every and (every, since) != self._pace.rule:
+                    self._method.change_pace(self._pace, said)
+                self._is_safe(safe, settled)
+            case unknown:
+                raise ValueError(f"{unknown!r:.200} of host {host}")
 
     # This host's ranks.
 
@@ -364,7 +370,7 @@ class MemoryProtection(threading.Thread):
             memory = self._tier.memory
             one = memory.shard(rank, step, memory.timeline(rank, step)) if self._hosts is not None else None
             replicas = [] if one is None else shard.parse_index(one.index, one.seal).replicas
-            if replicas and self._hosts is not None:
+            if replicas and self._hosts is not None and self._tier.parity is None:
                 hosts = {self._hosts.host_of(replica) for replica in replicas}
                 own.holders = holders_beside(
                     machines_of(self._hosts), self._index, self._holders, sorted(hosts)
@@ -453,30 +459,17 @@ class MemoryProtection(threading.Thread):
                 parity.put(peer, host, rank, step, timeline)
             else:
                 one = memory.shard(rank, step, timeline)
-                sent = None
-                if self._steps is not None:
-                    other = PeerOptimizer(
-                        self._hosts, host, PATIENCE_SECONDS, pace=self._tier.pace, stop=self._stop_sending
-                    )
-                    sent = self._steps.put(other, self._hosts.name(host), one)
+                sent = self._method.put_gradients(host, one, PATIENCE_SECONDS, self._stop_sending)
                 if sent is None:
                     given = peer.give(one)
                     sent, took = given.bytes, given.seconds
+                    self._method.went(rank, sent)
                 self._own[rank].size = sent
         ended = time.monotonic()
         begun = ended - took if took else begun
         if self._spreading is not None and self._sending.is_as_fast_as_it_goes:
             self._spreading.measured(host, self._own[rank].size, ended - begun)
         self._sending.sent(step, begun, ended, self._own[rank].size)
-
-    def _change_pace(self, every: int, since: int, why: str) -> None:
-        """All ranks read of it before they read that a step is settled, and so before they come to that."""
-        self._pace.rule = every, since
-        for own in self._own.values():
-            host_memory.put_word(own.memory, RULE, packed(every, since))
-        if self._log.leading:
-            self._log.write("memory_every", steps=every, since=since, text=why)
-            say(f"memory tier: {why} (--memory-every auto).")
 
     def _send_in_time(self) -> None:
         """Send no faster than is needed: what is left of the network is the training's."""
@@ -659,7 +652,9 @@ class MemoryProtection(threading.Thread):
         ]
         return [one.by for one in kept], [one.parts for one in kept]
 
-    def _publish(self, said: agents.Safe | agents.ProtectionEnds | agents.OfSpreading) -> None:
+    def _publish(
+        self, said: agents.Safe | agents.ProtectionEnds | agents.OfMethod | agents.OfSpreading
+    ) -> None:
         if self._index == ROOT:
             if self._hosts is not None:
                 self._hosts.broadcast(said)

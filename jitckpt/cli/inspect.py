@@ -103,6 +103,7 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
             "survival": None if survival is None else asdict(survival),
             "states": memory_states.ranks_by_state(ranks),
             "gone_on_from": _gone_on_from(told or []),
+            "method": _method(told or []),
         }
         print(json.dumps(kept if told is None else document, indent=1))
     elif found:
@@ -114,6 +115,8 @@ def _show_memory(parser: Parser, directory: str | None, *, in_json: bool, verify
     if told is not None and not in_json:
         if reason := _gone_on_from(told):
             print(f"After the last failure {reason}.")
+        if method := _method(told):
+            print(f"What other hosts keep is chosen by --memory-tier auto: {method}.")
         print(memory_survival.in_words(told))
         if states := memory_states.in_words(ranks):
             print(f"Its ranks, by their snapshots in memory: {states}.")
@@ -124,6 +127,12 @@ def _gone_on_from(of_jobs: Sequence[Sequence[Event]]) -> str:
     """Return where each rank's state came from after the last failure, and why; "" if not from memory."""
     went_on = [one for events in of_jobs for one in recoveries(events) if one.went_on]
     return went_on[-1].from_memory if went_on else ""
+
+
+def _method(of_jobs: Sequence[Sequence[Event]]) -> str:
+    """Return what `--memory-tier auto` has chosen last, and why; "" if it has chosen nothing."""
+    chosen = [event for event in of_jobs[-1] if event["event"] == "memory_method"] if of_jobs else []
+    return str(chosen[-1]["text"]) if chosen else ""
 
 
 def _ranks_now(directory: Path) -> Sequence[RankNow]:

@@ -266,10 +266,11 @@ def _add_memory_tier(options: argparse._ActionsContainer) -> None:
         help="keep each rank's whole state in host memory, too, for jobs without replicas. peer: with M "
         "copies (default 2), its own host's and those on other hosts; peer+optimizer: other hosts get "
         "gradients, and make the optimizer's steps on their copies, as long as that gives the same bits; "
-        "auto: as peer, only where some rank's state has no replica on another host; parity: once, with XOR "
-        "parity over groups of D hosts (default 4), of which one may be lost at a time; peer+parity: both, M "
-        "hosts of a group may be lost; sharded, sharded+peer, sharded+parity: what D replicas hold alike is "
-        "cut, each copies 1/D of it (default off)",
+        "auto: only where some rank's state has no replica on another host, as peer, or as parity if there "
+        "is no room for copies, or as peer+optimizer if that makes a snapshot of each step; parity: once, "
+        "with XOR parity over groups of D hosts (default 4), of which one may be lost at a time; "
+        "peer+parity: both, M hosts of a group may be lost; sharded, sharded+peer, sharded+parity: what D "
+        "replicas hold alike is cut, each copies 1/D of it (default off)",
     )
     options.add_argument(
         "--memory-every",

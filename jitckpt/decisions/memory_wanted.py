@@ -13,7 +13,7 @@ MOST_COPIES = 16
 MOST_STEPS = (1 << 31) - 1
 MOST_MEBIBYTES = 1 << 16
 MOST_GROUP = 9999
-BY_SCRIPT, OFF, PEER, PARITY = "", "off", "peer", "parity"  # modes
+BY_SCRIPT, OFF, AUTOMATIC, PEER, PARITY = "", "off", "auto", "peer", "parity"  # modes
 SHARDED = "sharded"  # before a mode
 OPTIMIZER = "+optimizer"  # behind PEER
 GROUP = 4  # hosts whose memory has parity together
@@ -22,7 +22,7 @@ KEYS = ("tier", "every", "limit", "keep")
 
 @dataclass(frozen=True)
 class Wanted:
-    """mode: auto, PEER or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
+    """mode: AUTOMATIC, PEER or PARITY; BY_SCRIPT where the script may say it; OFF, by a script alone.
 
     copies: of each shard, its own host's included; for parity how many hosts are a group. every: steps; AUTO
     for as many as what is measured asks for; None for what is usual in the mode. limit: bytes of this host's
@@ -71,7 +71,7 @@ def tier(text: str) -> Wanted:
     if plus and rest.startswith(PARITY):
         return _with_parity(text, tier(begins), tier(rest))
     mode, equals, count = text.partition("=")
-    if text in ("auto", OFF):
+    if text in (AUTOMATIC, OFF):
         return Wanted(mode)
     usual, most = {PEER: (2, MOST_COPIES), PARITY: (GROUP, MOST_GROUP)}.get(mode, (0, 0))
     count = count if equals else str(usual)
@@ -125,7 +125,7 @@ def by_script(given: str | Mapping[str, Any]) -> Wanted:
             f"memory has no {unknown[0]!r}; it may have {', '.join(KEYS)}. What is different on each host "
             "is for `jitckpt run` (--memory-interface, --failure-domains)"
         )
-    wanted = tier(str(given.get("tier", "auto")))
+    wanted = tier(str(given.get("tier", AUTOMATIC)))
     if wanted.mode == PARITY or wanted.sharded:
         raise InvalidInput(
             "memory can't be parity or sharded: hosts form groups for it before the script begins, by "

@@ -24,6 +24,7 @@ _FIELDS: dict[str, dict[str, type | tuple[type, ...]]] = {
     "saved": {"step": int},
     "memory_safe": {"step": int, "bytes": int},
     "memory_placement": {"hosts": list},
+    "memory_method": {"method": str, "text": str},
     "memory_state": {"state": str, "ranks": list, "step": (int, type(None))},
     "kept_in_memory": {"step": int, "newest": (int, type(None))},
     "not_saved": {"step": (int, type(None)), "text": str},

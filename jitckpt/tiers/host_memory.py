@@ -35,15 +35,19 @@ _WORD = struct.Struct("<Q")
 # its are to be used (the agent says it where another rank makes no more); microseconds that a step takes;
 # what its script asks for (tiers/asked.py); when the newest minibatch began on the device, in ns of
 # CLOCK_MONOTONIC; which number the profile of the network has (tiers/idle.py); 1 while the training waits.
-# By the agent: 1 while gradients are wanted, too, since other hosts make the optimizer's steps again; and 1
-# while it sends something, so that the rank says in the word before when it uses the network itself. By the
-# rank again: microseconds that its device's stream has waited for copies to be made; bytes that were copied
-# where, and microseconds of a minibatch that carries what (decisions/snapshot_spans.py).
-WORDS = tuple(8 * number for number in range(1, 29))
+# By the agent: whether gradients are wanted, too, since other hosts make the optimizer's steps again, or are
+# to be counted; and 1 while it sends something, so that the rank says in the word before when it uses the
+# network itself. By the rank again: microseconds that its device's stream has waited for copies to be made;
+# bytes that were copied where, and microseconds of a minibatch that carries what
+# (decisions/snapshot_spans.py); bytes that would go to another host that makes its optimizer's steps again;
+# 0 as long as it is not known.
+WORDS = tuple(8 * number for number in range(1, 30))
 SAFE, SETTLED, READY, SKIPPED, WAITED, BEGUN, OFF, STEP_TIME = WORDS[:8]
 RULE, COPIES, EVERY, LIMIT, KEEP, MINIBATCH, PROFILE, AWAITED = WORDS[8:16]
 GRADIENTS, NETWORK_USED, SENDING, COPY_WAITED = WORDS[16:20]
-COPIED, STEP_TIMES = WORDS[20:25], WORDS[25:]
+COPIED, STEP_TIMES = WORDS[20:25], WORDS[25:28]
+STEP_BYTES = WORDS[28]
+NO_GRADIENTS, SEND_GRADIENTS, COUNT_GRADIENTS = range(3)
 
 
 def create() -> int:

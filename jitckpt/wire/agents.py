@@ -482,7 +482,7 @@ class Safe(AgentMessage):
 
     keepers: of each host which hosts keep its ranks' shards; empty: as before. parts: of each host which
     hosts keep these all together. every, since, why: how often there is a snapshot, from which step on; every
-    0: as before.
+    0: as before. gradients: these are sent then, in the place of whole states.
     """
 
     type = "safe"
@@ -493,9 +493,46 @@ class Safe(AgentMessage):
     every: int = 0
     since: int = 0
     why: str = ""
+    gradients: bool = False
 
     def problem(self) -> str | None:
         return None if self.every >= 0 else f"every {self.every} steps is no rule"
+
+
+@dataclass(frozen=True)
+class States(AgentMessage):
+    """What this host's ranks have in memory, and what it may take: decisions.memory_method.HostStates."""
+
+    type = "states"
+    states: list[int]
+    sent: list[int]
+    chunks: list[int]
+    went: list[int]
+    memory: int
+
+    def problem(self) -> str | None:
+        if len(self.states) != len(self.chunks) or len(self.sent) != len(self.went):
+            return "it tells of some ranks in part"
+        if min((*self.states, *self.chunks, *self.sent, *self.went), default=0) < 1 or self.memory < 0:
+            return "a rank has nothing"
+        return None
+
+
+@dataclass(frozen=True)
+class MethodChosen(AgentMessage):
+    """Other hosts keep parity in this start, or copies: decisions.memory_method.ByMemory."""
+
+    type = "method_chosen"
+    parity: bool
+    why: str
+
+
+@dataclass(frozen=True)
+class NoGradients(AgentMessage):
+    """Whole states are to be sent again: why, a clause."""
+
+    type = "no_gradients"
+    why: str
 
 
 @dataclass(frozen=True)
@@ -560,9 +597,13 @@ class GivenBack(AgentMessage):
 
 
 OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
-OF_MEMORY = (Counted, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe, *OF_SPREADING)
+OF_METHOD = (States, MethodChosen, NoGradients)
+OF_STEPS = (Counted, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
+OF_MEMORY = (*OF_STEPS, *OF_METHOD, *OF_SPREADING)
 OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
-OfMemory = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe | OfSpreading
+OfMethod = States | MethodChosen | NoGradients
+OfSteps = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
+OfMemory = OfSteps | OfMethod | OfSpreading
 OF_SNAPSHOTS = (
     *(AskSnapshot, WaitBehind, SnapshotAnswer, DumpRanks, RanksDumped, SnapshotTaken, SnapshotPut),
     *(SnapshotWhole, EndAwaited, AskSuspension, SuspensionSays, ForgetSnapshots, RanksMadeAgain),

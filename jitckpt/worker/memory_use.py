@@ -24,8 +24,10 @@ def of_job(
     """
     by_script = memory_wanted.by_script("off" if memory is None else memory)
     mode = environment.MEMORY_TIER.get() or by_script.mode
-    elsewhere = agreements.replicas_elsewhere(identity, layout) if mode == "auto" else None
-    is_off = mode == memory_wanted.OFF or (mode == "auto" and (elsewhere is None or all(elsewhere)))
+    elsewhere = agreements.replicas_elsewhere(identity, layout) if mode == memory_wanted.AUTOMATIC else None
+    is_off = mode == memory_wanted.OFF or (
+        mode == memory_wanted.AUTOMATIC and (elsewhere is None or all(elsewhere))
+    )
     return by_script, elsewhere, None if is_off else by_script
 
 

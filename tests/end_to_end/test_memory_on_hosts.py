@@ -29,6 +29,7 @@ MEET = [
     "keep_alive_interval=1",
 ]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
+SLOW = 3_000_000  # bits per second
 THREADS = "OMP_NUM_THREADS=1"  # as torchrun has it where a host has several ranks
 
 
@@ -38,10 +39,12 @@ def hosts() -> Iterator[Namespaces]:
         yield found
 
 
-def undisturbed(launcher: Launcher, form: str, ranks: int = HOSTS) -> list[str]:
+def undisturbed(
+    launcher: Launcher, form: str, ranks: int = HOSTS, of_script: Sequence[str] = ()
+) -> list[str]:
     """Return what the training ends with on one host."""
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-start"]
-    result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected")
+    result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected", *of_script)
     assert result.status == 0, result.err
     return digests([result.out])
 
@@ -118,6 +121,7 @@ def job(launcher: Launcher, hosts: Namespaces) -> Job:
 def check(job: Job, said: str) -> None:
     """See that all ranks have gone on from one step in memory, and that no file was read."""
     restored = job.events("restored")
+    assert restored != [], said
     (step,) = {int(str(event["step"])) for event in restored}
     assert all(event["in_memory"] for event in restored)
     assert "has fetched its ranks' state from other hosts' memory" in said
@@ -421,3 +425,53 @@ def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job
         assert int(str(event["sent"])) < int(str(event["whole"]))
     assert "whole copies" not in said
     assert "rank 1's state is less protected" not in said
+
+
+def test_auto_sends_gradients_where_a_slow_link_carries_no_whole_state_in_each_step(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With all of an AdamW's averages a state is four times as long."""
+    monkeypatch.setenv("WIDTH", "256")
+    of_script = ["--steps", "22"]
+    expected = undisturbed(job.launcher, job.form, 2, of_script)
+    with job.hosts.slowed(0, SLOW), job.hosts.slowed(1, SLOW):
+        for host in range(2):
+            job.start(host, count=2, tier="auto", of_script=of_script)
+        job.launcher.wait_until(lambda: job.events("first_step") != [])
+        job.start(2, count=2, tier="auto", of_script=of_script)  # it stands by
+        job.launcher.wait_until(lambda: job.events("memory_optimizer") != [])
+        job.lose(1)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    chosen = [str(event["method"]) for event in job.events("memory_method")]
+    assert chosen[:2] == ["peer", "peer+optimizer"]
+    assert (
+        "memory tier: gradients, with which other hosts make the optimizer's steps again, after each" in said
+    )
+    assert "another host makes rank" in said
+
+
+def test_auto_keeps_parity_where_no_host_has_memory_for_copies(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state has 12.7 MB, of which each host may have 3.6 times; two copies of two steps are 4 times."""
+    monkeypatch.setenv("WIDTH", "1536")
+    expected = undisturbed(job.launcher, job.form, 3)
+    options = ["--memory-limit", "44", "--memory-every", "1"]
+    for host in range(3):
+        job.start(host, *options, count=3, tier="auto")
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(3, *options, count=3, tier="auto")  # it stands by
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(2)
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    assert "memory tier: XOR parity in the place of copies, which have no room: host " in said
+    assert {event["method"] for event in job.events("memory_method")} == {"parity"}
+    reasons = [str(one["reason"]) for one in job.events("memory_sources")]
+    assert any("from parity in other hosts' memory" in reason for reason in reasons)
+    assert "less protected" not in said

@@ -203,6 +203,22 @@ def test_the_command_tells_from_where_the_state_came_after_the_last_failure(
     assert json.loads(capsys.readouterr().out)["gone_on_from"] == reason
 
 
+def test_the_command_tells_what_auto_has_chosen_and_why(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("jitckpt.reports.memory_inspection._keepers", lambda: [])
+    events = Events(2, 30.0)
+    for at, method in ((1.0, "peer"), (2.0, "peer+optimizer")):
+        text = f"{method}, since it fits"
+        events.jobs[-1][-1:-1] = [events.event("memory_method", at, method=method, text=text)]
+    (tmp_path / FILE_NAME).write_text("".join(json.dumps(event) + "\n" for event in events.jobs[0]))
+    main(["inspect", "--memory", str(tmp_path)])
+    chosen = "What other hosts keep is chosen by --memory-tier auto: peer+optimizer, since it fits.\n"
+    assert chosen in capsys.readouterr().out
+    main(["inspect", "--memory", "--json", str(tmp_path)])
+    assert json.loads(capsys.readouterr().out)["method"] == "peer+optimizer, since it fits"
+
+
 @given(st.floats(0.0, 1.0))
 def test_a_share_is_never_rounded_up(share: float) -> None:
     shown = float(memory_survival._percent(share).rstrip("%")) / 100

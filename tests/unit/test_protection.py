@@ -69,12 +69,13 @@ class Agents:
     memory_address: str = ""
     domains: tuple[str, ...] = ()
     domains_by: str = ""
+    limit: int = 1 << 30
     tiers: list[MemoryTier] = field(default_factory=list)
     hosts: list[Hosts] = field(default_factory=list)
     protections: list[MemoryProtection] = field(default_factory=list)
 
     def start(self) -> None:
-        wanted = Wanted(self.mode, self.copies, self.every, limit=1 << 30)
+        wanted = Wanted(self.mode, self.copies, self.every, limit=self.limit)
         self.tiers = [MemoryTier(wanted, self.job, EventLog()) for _ in range(self.count)]
         self.meet()
 

@@ -16,7 +16,20 @@ from jitckpt.errors import NativeError, SaveError
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, shard
-from jitckpt.tiers.host_memory import OFF, READY, SAFE, SETTLED, SKIPPED, HostMemory
+from jitckpt.tiers.host_memory import (
+    COUNT_GRADIENTS,
+    GRADIENTS,
+    NO_GRADIENTS,
+    OFF,
+    READY,
+    SAFE,
+    SETTLED,
+    SKIPPED,
+    STEP_BYTES,
+    HostMemory,
+)
+from jitckpt.worker.saving import gradients
+from jitckpt.worker.saving.gradients import CannotBeMadeError
 from jitckpt.worker.saving.host_copies import _laid_out_as
 from jitckpt.worker.saving.periodic import PeriodicSaver, PeriodicSettings
 from jitckpt.worker.saving.snapshots import SnapshotRule, Snapshots
@@ -205,6 +218,46 @@ def test_what_lies_otherwise_on_the_device_is_in_memory_as_all_else(
     snapshots._put_in(begun, {}, {})
     _, state = host_memory.read(memory, 2)
     assert all(torch.equal(state.tensors[name], tensor) for name, tensor in tensors.items())
+
+
+def test_gradients_are_only_counted_where_it_is_not_known_yet_whether_they_are_sent(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the host has of the state goes with them, and what the rank has alone on its device."""
+    monkeypatch.setattr("jitckpt.worker.saving.snapshots.as_it_is", lambda identity, _: identity)
+    host_memory.put_word(memory, GRADIENTS, COUNT_GRADIENTS)
+    snapshots = made_of(memory)
+    snapshots._slot = 0
+    mapped = mmap.mmap(memory, mmap.PAGESIZE, offset=host_memory.data_place(0))
+    room = snapshots._room.by_slot[0] = torch.frombuffer(mapped, dtype=torch.uint8)
+    taken = SimpleNamespace(gradients={"gradient.a": torch.ones(100)}, check=lambda: None)
+    monkeypatch.setattr(gradients, "take", lambda *_: taken)
+    snapshots.optimizer_begins(2, None)
+    assert snapshots._soon_gone(2) == {}, "none is copied"
+    own = {"random": room[: shard.aligned(24)]}
+    copies = {**own, "parameter": room[shard.aligned(24) : shard.aligned(24) + 400]}
+    begun: Any = SimpleNamespace(step=2, copies=copies, own=own)
+    snapshots._put_in(begun, {}, {"of the host": torch.zeros(3)})
+    expected = shard.aligned(24) + shard.aligned(400) + shard.aligned(12)
+    assert host_memory.word(memory, STEP_BYTES) == expected
+    assert host_memory.word(memory, GRADIENTS) == NO_GRADIENTS, "once is enough"
+    index, _ = host_memory.read(memory, 2)
+    assert index.made_by is None
+
+
+def test_where_no_host_can_make_the_step_nothing_is_said_of_gradients_that_nobody_has_asked_for(
+    memory: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host_memory.put_word(memory, GRADIENTS, COUNT_GRADIENTS)
+    snapshots = made_of(memory)  # a warning fails
+
+    def refuses(*_: object) -> None:
+        raise CannotBeMadeError("there are 2 optimizers, and it must be one")
+
+    monkeypatch.setattr(gradients, "take", refuses)
+    snapshots.optimizer_begins(2, None)
+    assert host_memory.word(memory, GRADIENTS) == NO_GRADIENTS
+    assert host_memory.word(memory, STEP_BYTES) == 0
 
 
 @pytest.mark.parametrize("tensor", [torch.zeros(4, 4)[:, :2], torch.zeros(3).expand(2, 3), torch.zeros(0, 3)])

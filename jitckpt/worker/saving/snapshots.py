@@ -30,13 +30,16 @@ from jitckpt.tiers.host_memory import (
     AWAITED,
     BEGUN,
     COPY_WAITED,
+    COUNT_GRADIENTS,
     GRADIENTS,
+    NO_GRADIENTS,
     OFF,
     READY,
     SAFE,
     SETTLED,
     SKIPPED,
     SLOTS,
+    STEP_BYTES,
     WAITED,
 )
 from jitckpt.tiers.own_shard import OwnShard
@@ -158,6 +161,7 @@ class Snapshots(BesideTraining):
         self._cut: Cut | None = None  # of the newest snapshot
         self._taken: tuple[int, StepTaken | None] = (0, None)  # a step, as it began
         self._made_by: StepTaken | None = None  # what made the newest snapshot
+        self._counted = 0  # bytes of gradients that made it, where they are only counted
         self._refusals = 0  # of the device
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
@@ -286,20 +290,26 @@ class Snapshots(BesideTraining):
             self._take_no_more(error)
 
     def _take_no_more(self, error: CannotBeMadeError) -> None:
-        host_memory.put_word(self._memory, GRADIENTS, 0)
+        is_asked = host_memory.word(self._memory, GRADIENTS) == COUNT_GRADIENTS
+        host_memory.put_word(self._memory, GRADIENTS, NO_GRADIENTS)
+        if is_asked:  # nobody has wanted them to be sent
+            return
         self._warn(
             f"The memory tier sends whole copies to other hosts, and no gradients (+optimizer): {error}."
         )
 
     def _soon_gone(self, step: int) -> Mapping[str, Tensor]:
         of, taken = self._taken
-        self._made_by = None
+        self._made_by, self._counted = None, 0
         if taken is None or of != step:
             return {}
         try:
             taken.check()
         except CannotBeMadeError as error:
             self._take_no_more(error)
+            return {}
+        if host_memory.word(self._memory, GRADIENTS) == COUNT_GRADIENTS:
+            self._counted = sum(shard.aligned(one.nbytes) for one in taken.gradients.values())
             return {}
         self._made_by = replace(
             taken, gradients={}, versions=()
@@ -424,6 +434,9 @@ class Snapshots(BesideTraining):
         index = replace(made, checksums=self._checksums(slot, end)).encode()
         if not self._off:
             host_memory.seal(memory, slot, index, shard.seal_of(index, begun.step, end))
+        if self._counted:
+            host_memory.put_word(memory, GRADIENTS, NO_GRADIENTS)  # once is enough
+            host_memory.put_word(memory, STEP_BYTES, sent + self._counted + end - host_from)
 
     def _checksums(self, slot: int, size: int) -> list[str]:
         """Return those of a slot's chunks, made without Python's lock."""
