@@ -45,8 +45,21 @@ def test_what_lies_on_a_device_is_written_again_as_its_change_can_t_be_seen() ->
     for on_device, is_taken, is_written in ((False, True, False), (False, False, True), (True, True, True)):
         one = own_state(has_barrier=False, extra_is_on_device=on_device)
         one._recorder.is_taken.return_value = is_taken
-        one.write_extra_again(2)
+        one._recorder.is_as_written.return_value = False  # as nothing can tell with `extra`
+        one.step_begins(2)
         assert one._recorder.write.called == is_written
+
+
+def test_what_has_changed_since_the_forward_pass_is_written_again_before_the_step() -> None:
+    one = own_state(has_barrier=True, extra_is_on_device=False)
+    one._recorder.is_as_written.return_value = True
+    one.step_begins(2)
+    one._recorder.is_as_written.return_value = one._recorder.is_taken.return_value = False
+    one.told_before(2)
+    one.step_begins(2)
+    assert not one._recorder.write.called, "an adapter has told all"
+    one.step_begins(3)
+    assert one._recorder.write.call_args.args[:2] == (3, False)
 
 
 def test_a_loop_that_has_changed_nothing_behind_its_step_costs_no_write() -> None:
