@@ -62,6 +62,9 @@ class VerifyResult:
         return sum(not verdict.reason for verdict in self.verdicts)
 
 
+ATTEMPTS = 5  # at a trial whose job was over before its failure came, as where a step takes milliseconds
+
+
 def main(arguments: list[str]) -> int:
     """Make the runs; return 0 if all trials passed, 1 if not. Raises VerifyError if none can be made."""
     parser = Parser(
@@ -153,6 +156,11 @@ def _try(args: argparse.Namespace, folder: Path, console: Console, progress: Pro
         where = folder / f"trial-{number}"
         try:
             run = _run(args, where, trial.faults, trial.strikes)
+            for attempt in range(1, ATTEMPTS):
+                if not trial.missed(run):
+                    break
+                where = folder / f"trial-{number}-{attempt}"
+                run = _run(args, where, trial.faults, trial.strikes)
             verdicts.append(judge(trial, run, undisturbed, chance))
         except TimeoutError as error:
             verdicts.append(TrialVerdict(str(trial), None, None, None, None, 0, str(error)))

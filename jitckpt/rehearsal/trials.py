@@ -53,9 +53,11 @@ class Trial:
         return len(self.faults) + sum(type(strike) in ending for strike in self.strikes)
 
     def missed(self, run: Run) -> bool:
-        """Return whether the first strike hit nobody, or a job that was over before it."""
+        """Return whether the first strike hit nobody, or a job or a rank that was over before it."""
         first = [strike for strike in self.strikes if strike.event == "first_step"]
         over = self.kind in STOPPING_KINDS and bool(run.final)
+        if first and all(event["event"] != "detected" for event in run.events):
+            over |= all(strike.rank in run.final for strike in first)  # it had told its end
         return over or (bool(first) and not any(strike in run.struck for strike in first))
 
 

@@ -277,6 +277,11 @@ def test_a_strike_that_comes_too_late_is_missed() -> None:
     hit = replace(STOPPED, struck=KILLED.strikes)
     assert not KILLED.missed(hit)
     assert KILLED.missed(replace(hit, final=FINAL)), "the training was at its end"
+    outside = replace(TRIAL, strikes=(Strike(0, "first_step", 0.1),))
+    late = replace(GOOD, struck=outside.strikes, events=())
+    assert outside.missed(late), "it had told its end, and nobody noticed that it was killed then"
+    assert not outside.missed(replace(late, final={}))
+    assert not outside.missed(replace(late, events=EVENTS))
     assert not TWICE.missed(GOOD), "the second failure may come too late"
 
 
