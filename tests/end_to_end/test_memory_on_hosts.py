@@ -134,6 +134,15 @@ def check(job: Job, said: str) -> None:
     assert job.launcher.survivors() == []
 
 
+def ends_from_memory(job: Job, expected: list[str]) -> str:
+    """See that the job ends as an undisturbed one, from memory, and without a file; return what it said."""
+    said = job.finish()
+    assert digests(job.outs) == expected
+    check(job, said)
+    assert job.saves() == [], "no file was written"
+    return said
+
+
 @pytest.mark.parametrize("form", WITHOUT_REPLICAS)
 def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: str) -> None:
     expected = undisturbed(job.launcher, form)
@@ -144,10 +153,7 @@ def test_a_lost_host_comes_back_on_a_standby_host_from_memory(job: Job, form: st
     job.start(HOSTS)  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(2)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    ends_from_memory(job, expected)
     (offline,) = [event for event in job.events("memory_state") if event["state"] == "offline"]
     assert offline["ranks"] == [2]
     assert offline["step"] is not None, "another host has it"
@@ -163,10 +169,7 @@ def test_in_transparent_mode_a_lost_host_comes_back_from_memory_too(job: Job, ti
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(1)
     job.start(1, "--mode", "transparent", count=2, tier=tier)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    ends_from_memory(job, expected)
 
 
 def test_a_lost_host_comes_back_from_parts_where_no_host_has_room_for_a_copy(
@@ -278,10 +281,7 @@ def test_the_first_host_is_replaced_and_its_directory_is_the_jobs_again(job: Job
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(0)
     job.start(0, count=3)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    ends_from_memory(job, expected)
     names = [json.loads((path / "ckpt" / "job.json").read_text())["job"] for path in job.places()]
     assert len(names) == 3
     assert len(set(names)) == 1
@@ -360,10 +360,7 @@ def test_a_state_that_was_cut_among_replicas_is_whole_again_after_the_loss_of_a_
     die.touch()
     job.launcher.wait_until(lambda: len(list(job.launcher.directory.glob("die-*"))) == count)
     job.lose(2)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    said = ends_from_memory(job, expected)
     assert f"the state of all {count} ranks, {words}" in said
 
 
@@ -398,10 +395,7 @@ def test_a_lost_host_is_decoded_from_parity_on_a_standby_host(job: Job) -> None:
     job.start(3, count=3, tier="parity")  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(2)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    said = ends_from_memory(job, expected)
     reasons = [str(one["reason"]) for one in job.events("memory_sources")]
     assert any("from parity in other hosts' memory" in reason for reason in reasons)
     assert "with parity over 3 hosts, of which one may be lost" in said
@@ -417,10 +411,7 @@ def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job
     job.start(2, count=2, tier="peer+optimizer")  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_optimizer") != [])
     job.lose(1)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    said = ends_from_memory(job, expected)
     for event in job.events("memory_optimizer"):
         assert int(str(event["sent"])) < int(str(event["whole"]))
     assert "whole copies" not in said
@@ -441,10 +432,7 @@ def test_auto_sends_gradients_where_a_slow_link_carries_no_whole_state_in_each_s
         job.start(2, count=2, tier="auto", of_script=of_script)  # it stands by
         job.launcher.wait_until(lambda: job.events("memory_optimizer") != [])
         job.lose(1)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    said = ends_from_memory(job, expected)
     chosen = [str(event["method"]) for event in job.events("memory_method")]
     assert chosen[:2] == ["peer", "peer+optimizer"]
     assert (
@@ -466,10 +454,7 @@ def test_auto_keeps_parity_where_no_host_has_memory_for_copies(
     job.start(3, *options, count=3, tier="auto")  # it stands by
     job.launcher.wait_until(lambda: job.events("memory_safe") != [])
     job.lose(2)
-    said = job.finish()
-    assert digests(job.outs) == expected
-    check(job, said)
-    assert job.saves() == [], "no file was written"
+    said = ends_from_memory(job, expected)
     assert "memory tier: XOR parity in the place of copies, which have no room: host " in said
     assert {event["method"] for event in job.events("memory_method")} == {"parity"}
     reasons = [str(one["reason"]) for one in job.events("memory_sources")]

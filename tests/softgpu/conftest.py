@@ -61,3 +61,22 @@ def run_whole(run_program: Run) -> Callable[..., str]:
         return ended.stdout
 
     return run
+
+
+@pytest.fixture(scope="session")
+def run_ranks(softgpu_environment: dict[str, str]) -> Callable[[str], None]:
+    """Runs a program on two ranks, which must succeed."""
+
+    def run(name: str) -> None:
+        launched = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        ended = subprocess.run(
+            [*launched, str(PROGRAMS / f"{name}.py")],
+            env=softgpu_environment,
+            capture_output=True,
+            text=True,
+            timeout=250,
+            check=False,
+        )
+        assert ended.returncode == 0, ended.stdout + ended.stderr
+
+    return run

@@ -1,12 +1,9 @@
 """CUDA graphs give the bits of the same training without them."""
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 
 import pytest
-from conftest import PROGRAMS
 
 WAYS = ("whole_step", "two_graphs_of_one_pool", "graphed_callables", "side_streams", "compiled")
 
@@ -23,21 +20,8 @@ def test_equals_eager(differences: dict[str, list[str]], way: str) -> None:
     assert differences[way] == []
 
 
-def test_ranks_with_their_collectives_in_a_graph_equal_eager_ones(
-    softgpu_environment: dict[str, str],
-) -> None:
-    ended = subprocess.run(
-        [
-            *[sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"],
-            str(PROGRAMS / "graphed_ranks.py"),
-        ],
-        env=softgpu_environment,
-        capture_output=True,
-        text=True,
-        timeout=250,
-        check=False,
-    )
-    assert ended.returncode == 0, ended.stdout + ended.stderr
+def test_ranks_with_their_collectives_in_a_graph_equal_eager_ones(run_ranks: Callable[[str], None]) -> None:
+    run_ranks("graphed_ranks")
 
 
 def test_what_can_not_be_captured_fails_and_harms_nothing(run_whole: Callable[..., str]) -> None:
