@@ -27,10 +27,18 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.table import Table
 
 from jitckpt.cli.progress import shown_progress
+from jitckpt.decisions import memory_wanted
+from jitckpt.decisions.check import InvalidInput
 from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import trials_at_etcd, trials_in_memory, trials_in_place, trials_on_hosts
+from jitckpt.rehearsal import (
+    trials_at_etcd,
+    trials_in_memory,
+    trials_in_place,
+    trials_of_moves,
+    trials_on_hosts,
+)
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, kill_running, run_job
 from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
@@ -47,6 +55,7 @@ from jitckpt.rehearsal.trials import (
     judge_resumed,
     steps_of,
 )
+from jitckpt.rehearsal.trials_in_place import final_as_printed
 from jitckpt.saves import folders
 from jitckpt.system.signals import end_in_order
 
@@ -63,6 +72,10 @@ PLAIN = (
     ROOT / "examples" / "plain_ddp.py",
     *(ROOT / "scripts" / "campaign_trainings" / f"{name}.py" for name in FORMS),
 )
+MOVED = tuple(
+    ROOT / "scripts" / "campaign_trainings" / f"{name}.py"
+    for name in ("loaders", "convnet", "fsdp2", "tensor", "pipeline", "gpt")
+)
 USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
@@ -72,6 +85,7 @@ SAVED_EVERY = 5  # steps, where files are what is left
 HOST_TIMEOUT = "4"  # seconds, less than users have, so that slow hosts are taken for lost ones if ever
 TIME_LIMIT_ON_HOSTS = 400.0  # hosts wait for others for 600 s
 TIME_LIMIT = 1800.0  # seconds of a job, on a machine under load
+MOVE_WAIT = 120.0  # seconds, for a host that stands by and has not come yet
 SAVE_DEADLINE = "30"  # seconds; a stopped rank does not save, and is waited for if no other could
 ATTEMPTS = 5  # at a trial whose job was over before its failure came, as on a machine under load
 # Root writes where it may not, unless it gives that up.
@@ -133,7 +147,8 @@ def add_failures(parser: argparse.ArgumentParser) -> None:
         f"and by default all: {', '.join(TRANSPARENT_KINDS)}; on hosts, and by default all: "
         f"{', '.join(trials_on_hosts.HOST_KINDS)}; where they meet at etcd: "
         f"{', '.join(trials_at_etcd.KINDS)}; of jobs in memory, and by default all: "
-        f"{', '.join(trials_in_memory.MEMORY_KINDS)}",
+        f"{', '.join(trials_in_memory.MEMORY_KINDS)}; of moves, and by default all: "
+        f"{', '.join(trials_of_moves.MOVE_KINDS)}",
     )
     parser.add_argument(
         "--second",
@@ -156,10 +171,11 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
     """How the runs are protected."""
     parser.add_argument(
         "--mode",
-        choices=("user", "transparent", "hosts", "memory"),
+        choices=("user", "transparent", "hosts", "memory", "moves"),
         default="user",
         help="of protection; hosts: user-level mode on three hosts, network namespaces; memory: on "
-        "two to five, of jobs that the memory tier protects, most without replicas; `--mode hostile` has "
+        "two to five, of jobs that the memory tier protects, most without replicas; moves: transparent mode "
+        "on two and one or two that stand by, to which ranks move by CRIU; `--mode hostile` has "
         "options of its own: --mode hostile --help (default user)",
     )
     parser.add_argument(
@@ -173,12 +189,18 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
         help="in mode hosts: they meet at etcd, of which each host has a member that dies with it "
         "(default: at the store of one of them)",
     )
-    parser.add_argument("--memory-tier", default="peer", help="in mode memory: as for `jitckpt run`")
+    parser.add_argument(
+        "--memory-tier",
+        type=tiers,
+        default=("peer",),
+        metavar="TIER[,TIER ...]",
+        help="in mode memory: as for `jitckpt run`; of several each trial draws one (default peer)",
+    )
 
 
 def examples_of(mode: str) -> tuple[Path, ...]:
     """Return the trainings that are run where none is named."""
-    return {"memory": KEPT_IN_MEMORY, "transparent": PLAIN}.get(mode, EXAMPLES)
+    return {"memory": KEPT_IN_MEMORY, "transparent": PLAIN, "moves": MOVED}.get(mode, EXAMPLES)
 
 
 def kinds_of(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -192,6 +214,8 @@ def kinds_of(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]
             return trials_on_hosts.HOST_KINDS, trials_on_hosts.HOST_KINDS
         case "memory":
             return trials_in_memory.MEMORY_KINDS, trials_in_memory.MEMORY_KINDS
+        case "moves":
+            return trials_of_moves.MOVE_KINDS, trials_of_moves.MOVE_KINDS
     return USER_KINDS, (*TRIAL_KINDS, *FATAL_KINDS)
 
 
@@ -216,10 +240,22 @@ def numbers_of_ranks(args: argparse.Namespace) -> tuple[int, ...]:
     """Return those that are wanted, or the usual ones of a mode."""
     if args.mode == "hosts":
         return (HOSTS,) if args.coordination is None else trials_at_etcd.RANKS
+    if args.mode == "moves":
+        return (sum(trials_of_moves.RANKS),)
     found: tuple[int, ...] = args.ranks or ((4, 8) if args.mode == "memory" else (2, 4))
     if args.mode == "memory" and any(count % 2 or count < 4 for count in found):
         raise SystemExit("fault-campaign: --ranks: in --mode memory even numbers from 4 on")
     return found
+
+
+def tiers(text: str) -> tuple[str, ...]:
+    named = tuple(text.split(","))
+    for one in named:
+        try:
+            memory_wanted.tier(one)
+        except InvalidInput as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
+    return named
 
 
 def counts(text: str) -> tuple[int, ...]:
@@ -362,7 +398,7 @@ class CampaignInPlace(Campaign):
 
     def ended(self, run: Run, folder: Path) -> Run:
         printed = (folder / OUTPUT).read_text()
-        return replace(run, final=trials_in_place.final_as_printed(printed, run.restarts))
+        return replace(run, final=final_as_printed(printed, run.restarts))
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         example, ranks = self.place(number)
@@ -401,6 +437,35 @@ class CampaignInPlace(Campaign):
         if trials_in_place.came_too_late(trial, run):
             return None
         return trials_in_place.judge(trial, self.ended(run, folder), undisturbed)
+
+
+class CampaignOfMoves(CampaignInPlace):
+    """Of two hosts of two ranks in transparent mode, and hosts that stand by, to which ranks move."""
+
+    def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
+        args = self.args
+        trial = trials_of_moves.choose_trial(
+            args.seed, number, steps=args.steps, kinds=args.kinds, attempt=attempt
+        )
+        return trial, self.reference(*self.place(number))
+
+    def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
+        example, _ = self.place(trial.number)
+        options = ["--mode", "transparent", "--warm-spares", "0", "--max-restarts", "0"]
+        options += ["--broken-device", "move", "--move-wait", str(MOVE_WAIT)]
+        run = run_on_hosts(
+            self.command(example, options),
+            folder,
+            ranks=trials_of_moves.ranks_of_hosts(trial),
+            devices=trials_of_moves.devices_of_hosts(trial),
+            own_directories=True,
+            faults=trial.faults,
+            time_limit=TIME_LIMIT_ON_HOSTS,
+        )
+        if trials_in_place.came_too_late(trial, run):
+            return None
+        printed = final_as_printed(said_in(folder))
+        return trials_of_moves.judge(trial, replace(run, final=printed), undisturbed)
 
 
 class CampaignOnHosts(Campaign):
@@ -474,7 +539,11 @@ class CampaignInMemory(Campaign):
 
     def spread(self, number: int) -> str:
         ranks = self.place(number)[1]
-        return f"{ranks} on {len(trials_in_memory.layout(self.args.seed, number, ranks))} hosts"
+        hosts = len(trials_in_memory.layout(self.args.seed, number, ranks))
+        return f"{ranks} on {hosts} hosts" + f", {self.tier(number)}" * (len(self.args.memory_tier) > 1)
+
+    def tier(self, number: int) -> str:
+        return trials_in_memory.tier_of(self.args.seed, number, self.args.memory_tier)
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         example, ranks = self.place(number)
@@ -485,6 +554,7 @@ class CampaignInMemory(Campaign):
             steps=self.args.steps,
             step_seconds=self.reference(example, ranks).step_seconds / attempt,
             kinds=self.args.kinds,
+            tier=self.tier(number),
         )
         return trial, self.reference(example, ranks, self.arguments(trial))
 
@@ -493,10 +563,10 @@ class CampaignInMemory(Campaign):
 
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, ranks = self.place(trial.number)
-        options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", self.args.memory_tier]
+        options = ["--warm-spares", "0", "--max-restarts", "4", "--memory-tier", self.tier(trial.number)]
         options += ["--host-timeout", HOST_TIMEOUT, "--rdzv-conf", "keep_alive_interval=2"]
         own = trials_in_memory.has_own_directories(trial)
-        if trial.kind == trials_in_memory.PAIR:  # else the one host that is left would wait for the two
+        if trials_in_memory.is_of_several(trial):  # else the one host that is left would wait for the two
             options += ["--silent-hosts", "dead"]
         if trial.kind == trials_in_memory.FULL:
             options += trials_in_memory.LEAST_BUDGET
@@ -529,6 +599,7 @@ CAMPAIGNS = {
     "hosts": CampaignOnHosts,
     "etcd": CampaignAtEtcd,  # of mode hosts, with --coordination
     "memory": CampaignInMemory,
+    "moves": CampaignOfMoves,
 }
 
 

@@ -55,6 +55,11 @@ class Wanted:
             return self.every
         return 1 if self.mode in (PEER, PARITY) else AUTO
 
+    def survived_losses(self, hosts: int) -> int:
+        """Return how many of so many hosts may be lost at once, whichever they are."""
+        losses = self.beside + 1 if self.mode == PARITY else self.copies - 1
+        return min(losses, hosts - 1)
+
 
 def tier(text: str) -> Wanted:
     """Read auto, off, peer, peer=M, parity, parity=D, sharded, or sharded+ and one of the middle four.

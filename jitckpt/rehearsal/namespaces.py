@@ -14,6 +14,8 @@ EVERYTHING = ("",)
 CUT = "jitckpt_cut"  # nftables' name for what a host does not let through
 PLUGGED_IN_SECONDS = 30.0
 QUEUE_SECONDS = 0.2  # longer than that nothing waits for a slowed cable: it is lost, and sent again
+# A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
+APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc")
 
 
 def ip(arguments: str) -> subprocess.CompletedProcess[str]:

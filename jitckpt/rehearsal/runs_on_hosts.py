@@ -16,7 +16,7 @@ from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal import halves, runs
 from jitckpt.rehearsal.etcd_members import EtcdMembers
-from jitckpt.rehearsal.namespaces import Namespaces, namespaces
+from jitckpt.rehearsal.namespaces import APART, Namespaces, namespaces
 from jitckpt.rehearsal.runs import (
     CHECKPOINTS,
     JITCKPT,
@@ -77,9 +77,13 @@ class JobOnHosts:
         *,
         ranks: Sequence[int] = ONE_EACH,
         etcd: EtcdMembers | None = None,
+        devices: Sequence[int] = (),
     ) -> None:
-        """ranks: how many each host has; one with none stands by."""
-        self.ranks = tuple(ranks)
+        """ranks: how many each host has; one with none stands by.
+
+        devices: how many each host has, if ranks may move to those that stand by.
+        """
+        self.ranks, self.devices = tuple(ranks), tuple(devices)
         self.folder, self.hosts, self.own_directories = folder, hosts, own_directories
         self.mark = f"{MARK}={uuid.uuid4()}"
         self.steps: list[tuple[float, int]] = []
@@ -118,12 +122,16 @@ class JobOnHosts:
             if CLOCK_LIBRARY.exists():  # so that a host's time of day can jump
                 variables = preloaded(str(CLOCK_LIBRARY), os.environ | variables)
         meet = MEET if self.etcd is None else self.etcd.options
+        on = self.hosts.on(host)
+        if self.devices:
+            variables["SOFTGPU_DEVICES"] = str(self.devices[host])
+            on, meet = self._where_ranks_move(host)
         run = [*JITCKPT, "run", "--nnodes", str(len(self.with_ranks)), *meet]
         run += ["--nproc-per-node", str(self.ranks[host] or 1), "--device", "softgpu"]
         run += ["--checkpoint-dir", str(self._saves(host))]
         run += [word for fault in faults for word in ("--fault", fault)]
         agent = subprocess.Popen(
-            [*self.hosts.on(host), *run, *self._command],
+            [*on, *run, *self._command],
             cwd=place,
             env=os.environ | variables,
             stdout=subprocess.PIPE,
@@ -139,6 +147,20 @@ class JobOnHosts:
             reader = threading.Thread(target=self._read, args=(agent, output))
             self._readers.append(reader)
         reader.start()
+
+    def _where_ranks_move(self, host: int) -> tuple[list[str], list[str]]:
+        """Return what comes before the command on a host, and its options, by which it finds the others."""
+        on, options = self.hosts.in_network_of(host), [*MEET, "--secret-file", str(self._secret())]
+        if self.ranks[host]:
+            return on, [*options, "--node-rank", str(host)]
+        return [*on, *APART], [*options, "--standby"]
+
+    def _secret(self) -> Path:
+        path = self.folder / "secret"
+        if not path.exists():
+            path.touch(0o600)
+            path.write_bytes(os.urandom(16))
+        return path
 
     def start_standby(self) -> None:
         """Once the job has its hosts, start the others, which stand by."""
@@ -211,6 +233,8 @@ class JobOnHosts:
             else:
                 waits_since = None
             now = time.monotonic()
+            if self.devices:  # a host that was left has ended, and the others have not
+                waits_since = None
             running = [host for host, agent in sorted(self.agents.items()) if agent.poll() is None]
             if now > deadline or (waits_since is not None and now > waits_since + NEVER_CAME_SECONDS):
                 raise TimeoutError(f"The agents of hosts {running} have not ended, see {self.folder}.")
@@ -290,12 +314,13 @@ def run_on_hosts(
     strikes: Sequence[Strike] = (),
     time_limit: float = 300,
     coordination: bool = False,
+    devices: Sequence[int] = (),
 ) -> Run:
     """Run a script with its arguments on several hosts, as runs.run_job does on one.
 
     ranks: how many each host has; one with none stands by. own_directories: each host has a checkpoint
     directory of its own, which is lost with it. strikes: at most one HostStrike after the other.
-    coordination: they meet at etcd, with a member on each host.
+    coordination: they meet at etcd, with a member on each host. devices: as for JobOnHosts.
     Raises TimeoutError after time_limit seconds, HostsError where there can be no network namespaces.
     """
     folder.mkdir(parents=True)
@@ -303,7 +328,7 @@ def run_on_hosts(
     began = time.monotonic()
     with namespaces(len(ranks)) as hosts, contextlib.ExitStack() as looks:
         etcd = EtcdMembers(hosts, folder) if coordination else None
-        job = JobOnHosts(command, folder, hosts, own_directories, ranks=ranks, etcd=etcd)
+        job = JobOnHosts(command, folder, hosts, own_directories, ranks=ranks, etcd=etcd, devices=devices)
         used = looks.enter_context(runs.shared_memory_used_by(job.mark))
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
         strikers.append(threading.Thread(target=job.start_standby))

@@ -1,8 +1,8 @@
 """Trials of jobs on two to five hosts, whose state the memory tier keeps; most have no replicas.
 
-A host dies whole, or two at once, or one after the other; or a rank, also while its state is copied or sent;
-or an agent, or the keeper of a host's memory; or that memory is damaged, or too little; or a host is slow or
-silent for a while, or the network is cut.
+A host dies whole, or several at once, or one after the other; or a rank, also while its state is copied or
+sent; or an agent, or the keeper of a host's memory; or that memory is damaged, or too little; or a host is
+slow or silent for a while, or the network is cut.
 """
 
 import contextlib
@@ -15,6 +15,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from jitckpt.decisions import memory_wanted
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
@@ -26,11 +27,12 @@ RANK, HOST, STORE_HOST, KEEPER = "kill", "host", "store-host", "keeper"
 CHUNK, HEADER, STOPPED = "flipped-chunk", "flipped-header", "stopped-holder"
 IN_COPY, IN_SEND, AGENT = "in-copy", "in-send", "agent"
 PAIR, SECOND = "pair", "second"  # more is lost than two copies survive
+LOSSES = "losses"  # of so many hosts at once as the job's tier survives, or fewer, or one more
 CUT, LONG_CUT = "cut-1-s", "cut-20-s"
 SLOW, SILENT, FULL = "slow-holder", "silent-holder", "budget-full"
 MEMORY_KINDS = (
     *(RANK, HOST, STORE_HOST, KEEPER, CHUNK, HEADER, STOPPED),
-    *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT, SLOW, SILENT, FULL),
+    *(IN_COPY, IN_SEND, AGENT, PAIR, SECOND, CUT, LONG_CUT, SLOW, SILENT, FULL, LOSSES),
 )
 MOST_HOSTS = 5
 # With a budget that is less than the state of a rank with so much state.
@@ -98,19 +100,22 @@ class AgentStrike(HostStrike):
 
 
 @dataclass(frozen=True)
-class PairStrike(HostStrike):
-    """This host and the next one die at once: a rank's copies are lost, if there are two."""
+class LossesStrike(HostStrike):
+    """This host dies, and others at once. is_survived: by what the memory of those that are left has."""
+
+    others: tuple[int, ...] = ()
+    is_survived: bool = False
 
     def befall(self, job: JobOnHosts) -> None:
         """Let it happen."""
-        pair = (self.rank, (self.rank + 1) % len(job.ranks))
-        for host in pair:
+        lost = (self.rank, *self.others)
+        for host in lost:
             job.lose(host)
-        for host in pair:
+        for host in lost:
             job.start(host)
 
     def _what(self) -> str:
-        return "dies with the next one"
+        return f"dies with {' and '.join(map(str, self.others))}" if self.others else "dies"
 
 
 @dataclass(frozen=True)
@@ -206,8 +211,20 @@ def layout(seed: int, number: int, ranks: int) -> tuple[int, ...]:
     return tuple(ranks // count + (host < ranks % count) for host in range(count))
 
 
+def tier_of(seed: int, number: int, tiers: Sequence[str]) -> str:
+    """Return the memory tier of the `number`-th trial of the seed."""
+    return random.Random(f"{seed} {number} tier").choice(list(tiers))
+
+
 def choose_trial(
-    seed: int, number: int, *, ranks: int, steps: int, step_seconds: float, kinds: Sequence[str]
+    seed: int,
+    number: int,
+    *,
+    ranks: int,
+    steps: int,
+    step_seconds: float,
+    kinds: Sequence[str],
+    tier: str = "peer",
 ) -> Trial:
     """Return the `number`-th trial of the seed; it does not depend on the others."""
     chance = random.Random(f"{seed} {number}")
@@ -230,7 +247,12 @@ def choose_trial(
             other = (host + chance.randrange(1, hosts)) % hosts
             strikes = (HostStrike(host, *when), HostStrike(other, "restored", chance.uniform(0, 1.0), 1))
         case "pair":
-            strikes = (PairStrike(host, *when),)
+            strikes = (LossesStrike(host, *when, others=((host + 1) % hosts,)),)
+        case "losses":
+            survived = memory_wanted.tier(tier).survived_losses(hosts)
+            lost = chance.sample(range(hosts), min(hosts, chance.randint(1, survived + 1)))
+            others, is_survived = tuple(lost[1:]), len(lost) <= survived
+            strikes = (LossesStrike(lost[0], *when, others=others, is_survived=is_survived),)
         case "agent":
             strikes = (AgentStrike(host, *when),)
         case "silent-holder":
@@ -244,7 +266,18 @@ def choose_trial(
 
 def has_own_directories(trial: Trial) -> bool:
     """Return whether each host has a checkpoint directory of its own, which is lost with it."""
-    return trial.kind not in (PAIR, SECOND, FULL)  # there only files are sure to be left
+    return trial.kind != FULL and not is_beyond(trial)  # there only files are sure to be left
+
+
+def is_beyond(trial: Trial) -> bool:
+    """Return whether more hosts are lost than the memory of those that are left is sure to make good."""
+    some = (strike for strike in trial.strikes if isinstance(strike, LossesStrike))
+    return trial.kind == SECOND or any(not strike.is_survived for strike in some)
+
+
+def is_of_several(trial: Trial) -> bool:
+    """Return whether several hosts are lost at once."""
+    return any(isinstance(strike, LossesStrike) and strike.others for strike in trial.strikes)
 
 
 def missed(trial: Trial, run: Run) -> bool:
@@ -280,12 +313,7 @@ def judge(
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed, ignored)
     note = ""
-    if (
-        has_replicas
-        and not run.status
-        and trial.kind in (PAIR, SECOND)
-        and any(t in said for t in LOST_STATE)
-    ):
+    if has_replicas and not run.status and is_beyond(trial) and any(t in said for t in LOST_STATE):
         reasons, note = [], "goes on without a lost host's own state, which is said"
     restored = [event for event in run.events if event["event"] == "restored"]
     steps = {event["step"] for event in restored if event["restart"] == 1}

@@ -148,7 +148,7 @@ class Savers:
         What memory had has been lost where the next start finds nothing of it.
         """
         periodic = self._periodic is None or self._periodic.nothing_before
-        return self._nothing_saved_before and self.base == 0 and periodic
+        return self._nothing_saved_before and periodic
 
     # The steps.
 

@@ -32,7 +32,7 @@ from workload_tables import PAPER_MOVE
 
 from jitckpt.console import say
 from jitckpt.events import read_events
-from jitckpt.rehearsal.namespaces import namespaces
+from jitckpt.rehearsal.namespaces import APART, namespaces
 from jitckpt.reports.timeline_transparent import transparent_recoveries
 
 HERE, ELSEWHERE = "here", "elsewhere"
@@ -44,8 +44,6 @@ LIMIT = 900  # seconds: finds hangs, however slow the machine
 JITCKPT = [sys.executable, "-P", "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())", "run"]
 COMMON = ["--device", "softgpu", "--mode", "transparent", "--warm-spares", "0", "--max-restarts", "0"]
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
-# A host of its own, but for its files.
-APART = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 PARTS = ("dump", "transfer", "restore")
 Row = dict[str, Any]
 

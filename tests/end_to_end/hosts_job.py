@@ -11,11 +11,12 @@ from criu_here import criu_of_this_machine
 from launcher import JITCKPT, Launcher, Result
 from namespaces import Namespaces
 from snapshot_job import EVERY, SCRIPT, STEPS, Job
-from test_standby import ELSEWHERE, MEET
+from test_standby import MEET
 
 from jitckpt import events
 from jitckpt.agent.migration import suspended_job
 from jitckpt.events import Event
+from jitckpt.rehearsal.namespaces import APART
 from jitckpt.wire import environment
 from jitckpt.wire.exit_statuses import SAVED
 
@@ -70,7 +71,7 @@ class HostsJob(Job):
 
     def start_host(self, host: int, on: int | None = None) -> None:
         """Start a host. on: another machine in its place."""
-        elsewhere = [] if on is None else ELSEWHERE
+        elsewhere = [] if on is None else APART
         network = self._hosts.in_network_of(host if on is None else on)
         self.agents[host] = self.launcher.start(*network, *elsewhere, *self._commands[host])
 
@@ -174,7 +175,7 @@ class SuspendedJob(HostsJob):
     def resume(self, *words: str, on: Sequence[int] = HOSTS) -> None:
         """Have both parts go on, on these hosts."""
         for host, where in enumerate(on):
-            elsewhere = [] if where in HOSTS else ELSEWHERE
+            elsewhere = [] if where in HOSTS else APART
             command = [*VARIABLES, "SOFTGPU_DEVICES=1"]
             command += [f"{environment.CRIU.name}={criu_of_this_machine().program}", *JITCKPT, "resume"]
             command += [str(self._memory / str(host)), "--node-rank", str(host), *words]

@@ -12,7 +12,7 @@ from namespaces import Namespaces, namespaces
 from test_broken_device import SCRIPT
 
 from jitckpt.events import read_events
-from jitckpt.rehearsal.namespaces import ip
+from jitckpt.rehearsal.namespaces import APART, ip
 from jitckpt.wire import environment
 
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
@@ -25,8 +25,6 @@ TRAINING = SCRIPT.replace("[0, 1]", "list(range(dist.get_world_size()))").replac
 STEP = "        total += loss.item()\n"
 TOLD = "        with open('steps', 'a') as file: print(f'{rank}:{total!r}', file=file)\n"
 TRAINING = TRAINING.replace(STEP, STEP + TOLD)
-# A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
-ELSEWHERE = ["unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"]
 
 Started = subprocess.Popen[str]
 
@@ -64,7 +62,7 @@ def job(
     secret.chmod(0o600)
     options += ["--secret-file", str(secret)]
     places = [[*command, *JITCKPT, *options, "--node-rank", str(host)] for host in (0, 1)]
-    places += [[*ELSEWHERE, *command, *standby, *options, "--standby"]] * standbys
+    places += [[*APART, *command, *standby, *options, "--standby"]] * standbys
     script = launcher.script(TRAINING)
     return [
         launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)

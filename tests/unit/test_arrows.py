@@ -20,7 +20,7 @@ PYTHON = {
     "cli": "rehearsal agent agent/migration doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",
-    "rehearsal": "reports agent/proxies events bindings faults device tiers saves wire errors",
+    "rehearsal": "reports agent/proxies events bindings faults device tiers saves decisions wire errors",
     "agent": "agent/control agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for

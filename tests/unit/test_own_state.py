@@ -128,7 +128,7 @@ def test_there_is_nothing_to_go_back_to_only_where_no_file_has_it() -> None:
     for before, base, periodic, expected in (
         (True, 0, True, True),
         (False, 0, True, False),
-        (True, 4, True, False),
+        (True, 4, True, True),  # from memory
         (True, 0, False, False),
     ):
         one = savers()

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt.decisions import memory_wanted
 from jitckpt.rehearsal import trials_in_memory
 from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.runs_on_hosts import HostStrike
@@ -19,6 +20,7 @@ from jitckpt.rehearsal.trials_in_memory import (
     FULL,
     HOST,
     LONG_CUT,
+    LOSSES,
     MEMORY_KINDS,
     MOST_HOSTS,
     PAIR,
@@ -26,13 +28,14 @@ from jitckpt.rehearsal.trials_in_memory import (
     SECOND,
     SILENT,
     CutStrike,
-    PairStrike,
+    LossesStrike,
     SilentStrike,
     choose_trial,
     has_own_directories,
     judge,
     layout,
     missed,
+    tier_of,
 )
 from jitckpt.saves.final_state import FinalState
 from jitckpt.tiers import host_memory
@@ -72,6 +75,30 @@ def test_trials_are_within_the_job_and_the_same_every_time(
         assert trial.strikes[1].restart == 1
 
 
+@pytest.mark.parametrize("tier", ["peer", "peer=3", "parity", "sharded+parity=3", "peer=2+parity=4"])
+def test_up_to_one_host_more_than_the_tier_survives_is_lost(tier: str) -> None:
+    found = set()
+    for number in range(200):
+        hosts = len(layout(7, number, 8))
+        trial = choose_trial(7, number, ranks=8, steps=40, step_seconds=0.1, kinds=[LOSSES], tier=tier)
+        (strike,) = trial.strikes
+        assert isinstance(strike, LossesStrike)
+        lost = {strike.rank, *strike.others}
+        assert len(lost) == 1 + len(strike.others) <= hosts
+        assert strike.is_survived == (len(lost) <= memory_wanted.tier(tier).survived_losses(hosts))
+        assert has_own_directories(trial) == strike.is_survived
+        found.add((hosts, len(lost), strike.is_survived))
+    most = memory_wanted.tier(tier).survived_losses(5)
+    assert {(5, most, True), (5, most + 1, False), (2, 1, True), (2, 2, False)} <= found
+
+
+def test_each_trial_draws_its_tier_and_always_the_same() -> None:
+    tiers = ("peer", "parity", "auto")
+    drawn = [tier_of(3, number, tiers) for number in range(60)]
+    assert drawn == [tier_of(3, number, tiers) for number in range(60)]
+    assert set(drawn) == set(tiers)
+
+
 @pytest.mark.parametrize("ranks", [4, 8])
 def test_ranks_are_spread_over_all_numbers_of_hosts(ranks: int) -> None:
     layouts = {layout(1, number, ranks) for number in range(100)}
@@ -80,7 +107,9 @@ def test_ranks_are_spread_over_all_numbers_of_hosts(ranks: int) -> None:
 
 
 def test_strikes_say_what_they_do() -> None:
-    assert str(PairStrike(2, "memory_safe", 0.5)) == "host 2 dies with the next one 500 ms after memory_safe"
+    assert str(LossesStrike(2, "memory_safe", 0.5, others=(3,))) == (
+        "host 2 dies with 3 500 ms after memory_safe"
+    )
     assert str(CutStrike(0, "memory_safe", 0.5, seconds=20.0)) == (
         "host 0 is cut off for 20 s 500 ms after memory_safe"
     )
@@ -114,7 +143,7 @@ def test_files_are_good_only_where_more_is_lost_than_copies_survive(tmp_path: Pa
     assert judge(TRIAL, from_files, GOOD, tmp_path).reason == (
         "a rank went on from files; 1 saves were written"
     )
-    pair = Trial(1, PAIR, (), (PairStrike(0, "memory_safe", 0.1),))
+    pair = Trial(1, PAIR, (), (LossesStrike(0, "memory_safe", 0.1, others=(1,)),))
     assert not has_own_directories(pair)
     assert judge(pair, from_files, GOOD, tmp_path).reason == ""
     assert judge(pair, replace(GOOD, events=()), GOOD, tmp_path).reason == "", "from the beginning"
@@ -131,7 +160,7 @@ def test_what_a_replica_has_saved_serves_as_well(tmp_path: Path) -> None:
 def test_a_lost_hosts_own_state_is_missed_only_where_that_is_said(tmp_path: Path) -> None:
     other = replace(GOOD, final={**FINAL, 1: FinalState(9, {"parameters": "bb"}, ())})
     said = "rank 1: Rank 1 left no state of its own after step 5: random numbers come from rank 0"
-    pair = Trial(1, PAIR, (), (PairStrike(0, "memory_safe", 0.1),))
+    pair = Trial(1, PAIR, (), (LossesStrike(0, "memory_safe", 0.1, others=(1,)),))
     verdict = judge(pair, other, GOOD, tmp_path, has_replicas=True, said=said)
     assert (verdict.reason, verdict.note != "") == ("", True)
     for trial, words in ((pair, ""), (TRIAL, said)):
