@@ -91,10 +91,10 @@ def came_too_late(trial: Trial, run: Run) -> bool:
     return any(strike not in run.struck or not (again or strike.rank in replaced) for strike in trial.strikes)
 
 
-def judge(trial: Trial, run: Run, undisturbed: Run) -> TrialVerdict:
+def judge(trial: Trial, run: Run, undisturbed: Run, *, told_of: int | None = None) -> TrialVerdict:
     """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes.
 
-    Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead; and
+    told_of: how many ranks' processes events tell of; None: of all. Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead; and
     once more where it hit them then before all had used their devices: there was nothing to lose yet.
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
@@ -107,8 +107,8 @@ def judge(trial: Trial, run: Run, undisturbed: Run) -> TrialVerdict:
         reasons += given_up
         if run.restarts:
             reasons.append("the workers were started again")
-        if len(workers) != len(undisturbed.final):
-            reasons.append(f"{len(workers)} processes have had a device, instead of {len(undisturbed.final)}")
+        if len(workers) != (expected := len(undisturbed.final) if told_of is None else told_of):
+            reasons.append(f"{len(workers)} processes have had a device, instead of {expected}")
     if not found:
         reasons.append("no recovery")
     reasons += [f"{one.of_job} minibatches redone" for one in again if one.of_job > 1]

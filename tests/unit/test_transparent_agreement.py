@@ -592,6 +592,39 @@ def test_a_validation_is_left_out_where_not_all_ranks_come() -> None:
     assert validated(now) == [[0], []]
 
 
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_rank_that_comes_to_a_place_that_others_have_left_does_not_wait_there(fails: bool) -> None:
+    """Else they would wait for what it sends next, and it for them, until nobody has any patience left."""
+    now = job(3)
+    come(now, 0, 2)
+    now.run()
+    now.agreement.look(now.now + PATIENCE)
+    now.run()
+    assert validated(now) == [[0], [], [0]]
+    if fails:  # its device, that is why it had not come
+        now.alarm(1)
+        now.run()
+    come(now, 1)
+    now.run()
+    assert validated(now) == [[0], [0], [0]]
+    assert len(now.named("validation_left_out")) == 1
+    come(now, 0, 1, 2)
+    now.run()
+    assert validated(now) == [[0, 1], [0, 1], [0, 1]]
+
+
+def test_a_rank_that_has_left_out_a_validation_comes_to_the_next_one() -> None:
+    now = job()
+    come(now, 0)
+    now.run()
+    now.agreement.look(now.now + PATIENCE)
+    now.run()
+    now.proxies[1].step += 1  # it validates seldom
+    come(now, 0, 1)
+    now.run()
+    assert validated(now) == [[0, 1], [1]]
+
+
 @pytest.mark.parametrize("compares", [True, False])
 def test_a_rank_that_others_need_for_their_replays_does_not_wait_for_them(compares: bool) -> None:
     """The second stage of a pipeline is a minibatch ahead of the first, whose device hangs.

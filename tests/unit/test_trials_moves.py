@@ -56,7 +56,7 @@ def test_trials_are_within_the_job_and_the_same_every_time(
 def test_processes_must_have_been_made_anew(
     monkeypatch: pytest.MonkeyPatch, trial: Trial, here: int, elsewhere: int
 ) -> None:
-    monkeypatch.setattr(trials_in_place, "judge", lambda *of: EQUAL)
+    monkeypatch.setattr(trials_in_place, "judge", lambda *of, **named: EQUAL)
     events: list[dict[str, Any]] = [{"event": "worker_moved"}] * here + [{"event": "ranks_moved"}] * elsewhere
     run = Run(0, 9.0, (), {}, tuple(events), (), ())
     assert judge(trial, run, run).reason == ""
@@ -64,5 +64,5 @@ def test_processes_must_have_been_made_anew(
     assert "0 times in the place of 1" in missing or "1 times in the place of 2" in missing
     assert "two halves went on at once" in judge(trial, replace(run, halves=("x",)), run).reason
     other = replace(EQUAL, reason="parameters differ")
-    monkeypatch.setattr(trials_in_place, "judge", lambda *of: other)
+    monkeypatch.setattr(trials_in_place, "judge", lambda *of, **named: other)
     assert judge(trial, run, run).reason == "parameters differ"

@@ -24,6 +24,7 @@ class Validations:
         self._job, self._tell, self._note = job, tell, note
         self.waiting: dict[int, proxy_messages.Validates] = {}  # what ranks say that wait for the others
         self._answered: dict[int, proxy_messages.Validated] = {}  # what ranks were told last, that had waited
+        self._passed: dict[int, int] = {}  # of ranks that had not come: the place that others have left
         self.patient_until: float | None = None
         self._number: RecoveryNumber | None = None  # the newest recovery that is no more than that
         self.rest: RecoveryNumber | None = None  # the recovery in which all are to come to rest, and stay so
@@ -104,20 +105,9 @@ class Validations:
             return None if message.says == proxy_messages.SWITCH_OFF else told.valid
         if message.says == proxy_messages.TRIED:
             return None if self._shards else VALID
-        needed = message.says != proxy_messages.SWITCH_OFF and self._is_needed(message.place)
-        return LEFT_OUT if needed else None
-
-    def _is_needed(self, place: int) -> bool:
-        """Return whether a rank can't wait there: another is past it, and can't come on without it.
-
-        That one's calls are being made again, perhaps up to where it waited for what this one sends next.
-        """
-        return any(
-            told.valid == LEFT_OUT
-            and told.place >= place
-            and self._job.ranks[other].participant.phase == "carrying out"
-            for other, told in self._answered.items()
-        )
+        # The others are past it, and perhaps can't come on without what this one sends next.
+        is_passed = message.place <= self._passed.get(rank, -1)
+        return LEFT_OUT if is_passed and message.says != proxy_messages.SWITCH_OFF else None
 
     def _let_state_stay(self) -> int:
         """Return what the ranks are told that have tried it: whether their states stay."""
@@ -167,6 +157,9 @@ class Validations:
             self._tell_validated(LEFT_OUT)
 
     def _tell_validated(self, valid: int) -> None:
+        if valid == LEFT_OUT:
+            place = max(one.place for one in self.waiting.values())
+            self._passed |= {rank: place for rank in self._job.ranks if rank not in self.waiting}
         for rank, message in self.waiting.items():
             self._answered[rank] = proxy_messages.Validated(
                 self._job.coordinator.recovery, message.place, valid

@@ -57,6 +57,11 @@ bool Validation::rests() {
   return waits_ && says_ == says_rests;
 }
 
+bool Validation::waits() {
+  std::lock_guard lock(mutex_);
+  return waits_;
+}
+
 namespace {
 
 LogWriter::Apart set_to(uint8_t byte, const Allocation& memory) {

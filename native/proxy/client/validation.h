@@ -36,6 +36,8 @@ class Validation {
   // What is said of a place counts for nothing at another.
   void hear_of(uint64_t place, Heard heard);
   bool rests();
+  // Whether the program's thread waits in say().
+  bool waits();
 
  private:
   std::mutex mutex_;

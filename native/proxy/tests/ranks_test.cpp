@@ -138,6 +138,11 @@ class Rank {
     EXPECT_EQ(read, pinned_[100]);
     return pinned_[100];
   }
+  // A collective to which nothing calls the program back that does not wait.
+  void add_up(bool waits) {
+    ok(ncclAllReduce(state_.get(), sum_.get() + 56, 4, ncclInt32, ncclSum, world_, stream_));
+    if (waits) ok(cudaStreamSynchronize(stream_));
+  }
   int calls() const { return calls_; }
   std::vector<int> end() const {
     auto values = state_.read(stream_);
@@ -352,7 +357,12 @@ TEST(Alone, Validates) {
       print("sum", {rank.sum_of_all()});
       if (fault.empty()) continue;
       const uint64_t needed = validate([&] {
-        if (fault == "kill" && rank.rank() == minibatch % 2) kill_server();
+        const bool here = rank.rank() == minibatch % 2;
+        if (fault == "kill" && here) kill_server();
+        if (fault == "unseen") {
+          if (here) order_fault("kind=sticky");
+          rank.add_up(!here);
+        }
       });
       std::printf("needed %lu\n", needed);
     }
@@ -444,6 +454,16 @@ TEST(Ranks, ValidateTheirMinibatches) {
     EXPECT_EQ(recovery.stayed.size(), 2u);
   }
   EXPECT_GE(killed.coordinator.recoveries().size(), 3u);
+}
+
+// The others can't come to where it waits for them, and none of its calls has told it.
+TEST(Ranks, ADeviceThatBreaksWhileItsProgramWaitsForOthersIsSeen) {
+  Job undisturbed(2), job(2);
+  undisturbed.run("Alone.Validates");
+  job.run("Alone.Validates", {"PROXY_TEST_FAULT=unseen", "JITCKPT_HANG_TIMEOUT=1000"});
+  EXPECT_EQ(job.seen(), undisturbed.seen());
+  EXPECT_EQ(job.coordinator.complaint(), "");
+  EXPECT_GE(job.coordinator.recoveries().size(), 3u);
 }
 
 // Runs Alone.SaysWhoseServerStays, and returns the ranks whose servers are the same in the end.
