@@ -94,8 +94,9 @@ def came_too_late(trial: Trial, run: Run) -> bool:
 def judge(trial: Trial, run: Run, undisturbed: Run, *, told_of: int | None = None) -> TrialVerdict:
     """Return whether a run in transparent mode ended as the undisturbed one, in the same worker processes.
 
-    told_of: how many ranks' processes events tell of; None: of all. Where the trial has hit all devices that had a shard's state, the workers may have begun anew instead; and
-    once more where it hit them then before all had used their devices: there was nothing to lose yet.
+    told_of: how many ranks' processes events tell of; None: of all. Where the trial has hit all devices that
+    had a shard's state, the workers may have begun anew instead; and once more where it hit them then before
+    all had used their devices: there was nothing to lose yet.
     """
     reasons = [f"ended with status {run.status}"] if run.status else differences(run, undisturbed)
     found = transparent_recoveries(run.events)
