@@ -43,10 +43,7 @@ class Actions:
         if self._known.job.save_ordered_at is None:
             self._known.note(save_ordered_at=time.monotonic())
         order = protocol.Save(
-            self._save_id,
-            reason=self._telling.trouble,
-            deadline=self._known.job.save_deadline,
-            is_partial=self._known.job.has_lost_shard(),
+            self._save_id, reason=self._telling.trouble, deadline=self._known.job.save_deadline
         )
         self._telling.who_saves(ranks)
         for rank in ranks:

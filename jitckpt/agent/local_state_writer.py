@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+from jitckpt.saves import folders
 from jitckpt.saves.starts import Superseded
 from jitckpt.system import descriptor_reserve
 
@@ -59,6 +60,9 @@ class LocalStateWriter(threading.Thread):
     def run(self) -> None:
         begun = time.monotonic()
         self._before()
+        with suppress(OSError):  # if a part of it is lost later, that is no reason to begin anew
+            for step in self.steps:
+                folders.note_whole(self.directory, step)
         for rank, ring in self._rings.items():
             if not self._is_given_up:
                 # A rank's own host may write the same at the same time into a directory that all share.

@@ -233,7 +233,7 @@ def _others(directory: Path) -> list[FoundSave]:
         if step is None or not step_path.is_dir():
             continue
         for path in sorted(step_path.iterdir()):
-            if layout.parse_rank_folder(path.name) is None:
+            if layout.parse_rank_folder(path.name) is None and path.name != layout.WHOLE_NOTE:
                 found.append(_other(directory, step, path))
     return found
 

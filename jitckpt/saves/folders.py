@@ -43,7 +43,7 @@ _ERROR = re.compile(r"error-rank-\d{5,9}\.txt")
 class SaveRecord:
     """A save's folder as it was found: with its metadata, or with the sentence why that can't be used.
 
-    `finished`: it has a metadata file, which is written last.
+    `finished`: it has a metadata file, which is written last. was_whole: so was its step, of all shards.
     """
 
     path: Path
@@ -53,6 +53,7 @@ class SaveRecord:
     metadata: Metadata | None
     problem: str | None = None
     finished: bool = True
+    was_whole: bool = False
 
 
 @dataclass(frozen=True)
@@ -441,7 +442,7 @@ def remove_before(root: Path, step: int, identity: Identity) -> None:
         for path in _children(folder):
             if _OURS.fullmatch(path.name):
                 remove(path)
-            elif _ERROR.fullmatch(path.name):
+            elif _ERROR.fullmatch(path.name) or path.name == layout.WHOLE_NOTE:
                 path.unlink(missing_ok=True)
         with suppress(OSError):  # something else is in it
             folder.rmdir()
@@ -564,7 +565,14 @@ def _record(path: Path, step: int, kind: layout.Kind, rank: int) -> SaveRecord:
     if metadata.identity.start and (problem := _passed_by(path.parents[1], metadata)):
         # It counts no more than if it had never been finished.
         return unusable(f"{path} {problem}.", finished=False)
-    return SaveRecord(path, step, kind, rank, metadata)
+    return SaveRecord(path, step, kind, rank, metadata, was_whole=(path.parent / layout.WHOLE_NOTE).exists())
+
+
+def note_whole(root: Path, step: int) -> None:
+    """Note, where a step is saved, that all shards of it are. Raises OSError."""
+    folder = root / layout.step_folder(step)
+    if folder.exists():
+        (folder / layout.WHOLE_NOTE).touch()
 
 
 def _passed_by(root: Path, metadata: Metadata) -> str | None:

@@ -28,6 +28,7 @@ EVENTS_FILE = "events.jsonl"
 METADATA_FILE = "metadata.json"
 TENSORS_FILE = "tensors.safetensors"
 STATE_FILE = "state.json"
+WHOLE_NOTE = "whole"  # in the folder of a step of which all shards were saved
 
 SaverName = Literal["builtin", "callback", "ring", "ring at death"]
 SAVERS: tuple[SaverName, ...] = ("builtin", "callback", "ring", "ring at death")
@@ -74,7 +75,8 @@ class Metadata:
     """What metadata.json says; it is written last, so a folder that has it was whole once.
 
     nothing_before: as the rank began to write it, no step of the job had ever been saved whole. If all that
-    is there says so, and no step is whole, the job's first save was never finished.
+    is there says so, no step is whole, and of none is noted that it was (WHOLE_NOTE), the job's first save
+    was never finished.
     """
 
     identity: Identity

@@ -186,7 +186,7 @@ def _differs(found: Identity, expected: Identity) -> bool:
 def denies_first(record: SaveRecord, problem: str | None) -> bool:
     """Return whether a save, as it was found, is a sign that some step may have been saved whole once."""
     nothing_before = record.metadata is not None and record.metadata.nothing_before
-    return record.finished and (problem is not None or not nothing_before)
+    return record.finished and (problem is not None or not nothing_before or record.was_whole)
 
 
 def in_turn(ranks: Sequence[int], rank: int) -> Iterator[int]:

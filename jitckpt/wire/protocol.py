@@ -363,16 +363,12 @@ class Fault(WorkerMessage):
 
 @dataclass(frozen=True)
 class Save(WorkerMessage):
-    """Order: hold the device calls, come to rest, save; the agent waits for at most `deadline` seconds.
-
-    is_partial: of some shard nobody is left who could save it, so the step will not be whole.
-    """
+    """Order: hold the device calls, come to rest, save; the agent waits for at most `deadline` seconds."""
 
     type = "save"
     save_id: int
     reason: str
     deadline: float
-    is_partial: bool = False
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ class Job:
         return sorted(self.launcher.directory.glob("host-*"))
 
     def saves(self) -> list[Path]:
-        return list(self.launcher.directory.glob("host-*/ckpt/step-*/*"))
+        return list(self.launcher.directory.glob("host-*/ckpt/step-*/*-*"))
 
 
 @pytest.fixture

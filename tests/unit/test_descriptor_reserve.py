@@ -3,6 +3,11 @@
 import subprocess
 import sys
 from pathlib import Path
+from unittest.mock import Mock
+
+import pytest
+
+from jitckpt.agent.local_state_writer import LocalStateWriter
 
 PROGRAM = """
 import os, resource, sys
@@ -83,3 +88,22 @@ def test_an_agent_without_a_descriptor_left_writes_what_a_dead_rank_alone_knew(t
         [sys.executable, "-c", WRITES_LOCAL_STATES, tmp_path], capture_output=True, text=True, check=True
     )
     assert done.stdout == "{0: {7: 7}} {}\n"
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_that_a_step_was_whole_is_noted_where_a_part_of_it_lies(tmp_path: Path, is_there: bool) -> None:
+    (folder := tmp_path / "step-0000000007").mkdir()
+    if not is_there:
+        folder.rmdir()
+    writer = LocalStateWriter(
+        {},
+        copied=set(),
+        directory=tmp_path,
+        steps={7},
+        is_host_missed=False,
+        write=Mock(),
+        done=lambda: None,
+    )
+    writer.run()
+    assert [path.name for path in tmp_path.glob("step-*/*")] == ["whole"] * is_there
+    assert folder.exists() == is_there

@@ -1,6 +1,7 @@
 """All ranks go on from one step, and each reads the saves of its own shard alone."""
 
 import multiprocessing
+import shutil
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -316,6 +317,17 @@ def test_a_first_save_that_was_never_finished_has_all_begin_anew(tmp_path: Path,
     save(roots[4], 6, 4)  # begun when step 5 may have been whole
     with pytest.raises(CheckpointError, match="none that rank"):
         choices(roots)
+
+
+def test_a_first_save_that_was_whole_and_has_lost_a_part_is_no_reason_to_begin_anew(tmp_path: Path) -> None:
+    for rank in range(SHARDS):
+        save(tmp_path, 5, rank, nothing_before=True)
+    folders.note_whole(tmp_path, 5)
+    folders.note_whole(tmp_path, 6)  # of which nothing is here
+    shutil.rmtree(tmp_path / "step-0000000005" / "rank-00001")
+    with pytest.raises(CheckpointError, match="Step 5 has no whole save of shard 1"):
+        choices([tmp_path] * RANKS)
+    assert not (tmp_path / "step-0000000006").exists()
 
 
 def test_a_first_save_that_is_damaged_is_no_reason_to_begin_anew(tmp_path: Path) -> None:

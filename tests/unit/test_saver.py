@@ -219,7 +219,6 @@ class Alone:
         restored: int = 0,
         device: Device | None = None,
         deadline: float = 0.0,
-        is_partial: bool = False,
         nothing_before: bool = False,
     ) -> int:
         """Return what the library is told. restored: the step that the job went on from."""
@@ -238,7 +237,7 @@ class Alone:
             nothing_before=lambda: nothing_before,
         )
         asked.restored(restored, self.root)
-        order = protocol.Save(saver.BY_THE_LIBRARY, "agent", deadline, is_partial)
+        order = protocol.Save(saver.BY_THE_LIBRARY, "agent", deadline)
         return asked(protocol.encode(order))
 
     def own_states(self) -> list[str]:
@@ -265,15 +264,12 @@ def test_without_an_agent_all_own_states_are_written(alone: Alone) -> None:
     assert alone.own_states() == ALL_STEPS
 
 
-@pytest.mark.parametrize("is_partial", [False, True])
 @pytest.mark.parametrize("nothing_before", [False, True])
-def test_a_save_says_whether_it_is_a_part_of_what_was_never_whole(
-    alone: Alone, is_partial: bool, nothing_before: bool
-) -> None:
-    assert alone.save(IN_BACKWARD, is_partial=is_partial, nothing_before=nothing_before) == 0, alone.said
+def test_a_save_says_whether_nothing_was_whole_before_it(alone: Alone, nothing_before: bool) -> None:
+    assert alone.save(IN_BACKWARD, nothing_before=nothing_before) == 0, alone.said
     (record,) = (one for one in folders.find(alone.root) if one.kind == "rank")
     assert record.metadata is not None
-    assert record.metadata.nothing_before == (is_partial and nothing_before)
+    assert record.metadata.nothing_before == nothing_before
 
 
 def test_without_an_agent_own_states_are_written_even_if_the_save_fails(alone: Alone) -> None:

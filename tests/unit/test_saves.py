@@ -219,8 +219,10 @@ def test_a_damaged_job_file_is_said(tmp_path: Path, content: bytes) -> None:
 def test_old_steps_are_removed_up_to_the_one_that_is_kept(tmp_path: Path) -> None:
     for step in (1, 2, 5):
         save(tmp_path, step=step)
+        folders.note_whole(tmp_path, step)
     folders.remove_before(tmp_path, 5, IDENTITY)
     assert [record.step for record in folders.find(tmp_path)] == [5]
+    assert len([*tmp_path.glob("step-*")]) == 1, "nothing is left of the others"
 
 
 def test_the_newest_whole_steps_are_kept_and_what_is_not_whole_counts_for_nothing(tmp_path: Path) -> None:

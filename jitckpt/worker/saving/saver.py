@@ -288,8 +288,7 @@ class Saver:
         tensors |= local.tensors
         saver: layout.SaverName = "builtin" if self._save_function is None else "callback"
         identity = as_it_is(self._identity, self._host)
-        # Of a whole save it is not said: if a part of that is lost later, that is no reason to begin anew.
-        is_first = order.is_partial and self._nothing_before()
+        is_first = self._nothing_before()
         with SaveFolder(self._root, identity, step, "rank", saver, nothing_before=is_first) as folder:
             if self._save_function is None:
                 tensors |= snapshot.shared.tensors() | {**copies}
