@@ -162,12 +162,12 @@ class JobOnHosts:
             path.write_bytes(os.urandom(16))
         return path
 
-    def start_standby(self) -> None:
-        """Once the job has its hosts, start the others, which stand by."""
+    def start_standby(self, faults: Sequence[str] = ()) -> None:
+        """Once the job has its hosts, start the others, which stand by. faults: of ranks that move there."""
         while not self.over.wait(STRIKE_SECONDS):
             if any(event["event"] == "job_started" for event in self.events()):
                 for host in set(range(len(self.ranks))) - set(self.with_ranks):
-                    self.start(host)
+                    self.start(host, faults)
                 return
 
     def lose_agent(self, host: int, stays: Callable[[int], bool]) -> None:
@@ -331,7 +331,7 @@ def run_on_hosts(
         job = JobOnHosts(command, folder, hosts, own_directories, ranks=ranks, etcd=etcd, devices=devices)
         used = looks.enter_context(runs.shared_memory_used_by(job.mark))
         strikers = [threading.Thread(target=job.strike, args=(one,)) for one in strikes]
-        strikers.append(threading.Thread(target=job.start_standby))
+        strikers.append(threading.Thread(target=job.start_standby, args=[faults if devices else ()]))
         runs.note_running(job.mark)
         try:
             if etcd is not None:

@@ -99,7 +99,6 @@ void ControlThread::run() {
     if (news[2].revents != 0) look_at_server();
     if (phase_ == Phase::replaying) look_at_replay();
     look_for_hangs();
-    look_at_device();
     if (phase_ == Phase::watching && !connection_.hold().held()) connection_.prepare_spare();
     if (const Hold::Failed failed = connection_.hold().take_alarm(); !failed.error.empty()) {
       std::fprintf(stderr, "jitckpt: %s; the program waits until its job has recovered.\n",
@@ -235,13 +234,6 @@ void ControlThread::look_for_hangs() {
   if (hang_watch_.longest_wait(now) < *limit || now - told_at_ < *limit / 4) return;
   told_at_ = now;
   tell_standing();
-}
-
-// A program that waits for other ranks makes no call that would tell it.
-void ControlThread::look_at_device() {
-  if (phase_ != Phase::watching || !connection_.validation().waits()) return;
-  if (const auto failure = connection_.pending_failure())
-    connection_.hold().alarm(0, failure->describe(), [] { return true; });
 }
 
 void ControlThread::tell_standing() {

@@ -36,7 +36,6 @@ class ControlThread {
   bool replay_stands_still();
   // Tells the agent of a thread that waits for too long; it alone knows whether another rank is only late.
   void look_for_hangs();
-  void look_at_device();
   void tell_standing();
   void give_up(const std::string& why);
   void say(const control::FromWorker& message);

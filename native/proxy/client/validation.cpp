@@ -1,6 +1,7 @@
 #include "proxy/client/validation.h"
 
 #include <algorithm>
+#include <chrono>
 #include <cstring>
 #include <utility>
 
@@ -10,9 +11,11 @@
 
 namespace jitckpt::proxy::client {
 
+constexpr std::chrono::milliseconds between_looks(500);
+
 std::size_t blocks_of(std::size_t bytes) { return (bytes + wire::block_bytes - 1) / wire::block_bytes; }
 
-Validation::Heard Validation::say(control::Validates what) {
+Validation::Heard Validation::say(control::Validates what, const std::function<void()>& look) {
   std::unique_lock lock(mutex_);
   if (over_) return Heard::over;
   place_ = what.place;
@@ -20,7 +23,12 @@ Validation::Heard Validation::say(control::Validates what) {
   said_ = std::move(what);
   waits_ = true;
   news_();
-  changed_.wait(lock, [this] { return over_ || !waits_; });
+  while (!changed_.wait_for(lock, between_looks, [this] { return over_ || !waits_; })) {
+    if (says_ == says_rests) continue;  // its server is ended soon
+    lock.unlock();
+    look();
+    lock.lock();
+  }
   return over_ ? Heard::over : heard_;
 }
 
@@ -55,11 +63,6 @@ void Validation::hear_of(uint64_t place, Heard heard) {
 bool Validation::rests() {
   std::lock_guard lock(mutex_);
   return waits_ && says_ == says_rests;
-}
-
-bool Validation::waits() {
-  std::lock_guard lock(mutex_);
-  return waits_;
 }
 
 namespace {
@@ -214,7 +217,10 @@ cudaError_t Connection::check(jitckpt_proxy_memory& memory) {
 }
 
 jitckpt_proxy_validation Connection::validate(const control::Validates& says) {
-  const Validation::Heard heard = validation_.say(says);
+  const Validation::Heard heard = validation_.say(says, [this] {
+    hold_.pass();
+    ask_bytes_quietly(Call::cudaStreamQuery, bytes_of(wire::cudaStreamQuery{}), {});
+  });
   if (heard == Validation::Heard::again) {
     std::lock_guard lock(mutex_);
     if (!check_ || log_.control().check_compared != check_->number) return jitckpt_proxy_unknown;

@@ -26,8 +26,9 @@ class Validation {
   // again: the calls have been made again. over: nobody orders anything any more.
   enum class Heard : uint8_t { over, again, valid, stays, left_out };
 
-  // For the program's thread: tells the agent, and waits.
-  Heard say(control::Validates what);
+  // For the program's thread: tells the agent, and waits. look: called now and then meanwhile, as others may
+  // wait for what this thread's device does, and no call tells that it has failed.
+  Heard say(control::Validates what, const std::function<void()>& look = [] {});
 
   // For the control thread. news: called when there is something to be told.
   void begin(std::function<void()> news);
@@ -36,8 +37,6 @@ class Validation {
   // What is said of a place counts for nothing at another.
   void hear_of(uint64_t place, Heard heard);
   bool rests();
-  // Whether the program's thread waits in say().
-  bool waits();
 
  private:
   std::mutex mutex_;
