@@ -555,6 +555,7 @@ class CampaignInMemory(Campaign):
             step_seconds=self.reference(example, ranks).step_seconds / attempt,
             kinds=self.args.kinds,
             tier=self.tier(number),
+            has_replicas=example.stem in REPLICATED,
         )
         return trial, self.reference(example, ranks, self.arguments(trial))
 

@@ -225,8 +225,12 @@ def choose_trial(
     step_seconds: float,
     kinds: Sequence[str],
     tier: str = "peer",
+    has_replicas: bool = False,
 ) -> Trial:
-    """Return the `number`-th trial of the seed; it does not depend on the others."""
+    """Return the `number`-th trial of the seed; it does not depend on the others.
+
+    has_replicas: of its state, for which `auto` may keep nothing in memory.
+    """
     chance = random.Random(f"{seed} {number}")
     hosts = len(layout(seed, number, ranks))
     kind = chance.choice(list(kinds))
@@ -236,7 +240,7 @@ def choose_trial(
         return Trial(number, kind, (fault,), ())
     delay = round(chance.uniform(0, steps * step_seconds / 2), 4)
     host = chance.randrange(1 if kind == HOST else 0, hosts)
-    when = ("memory_safe", delay)
+    when = ("first_step" if has_replicas and tier == memory_wanted.AUTOMATIC else "memory_safe", delay)
     strikes: tuple[HostStrike, ...]
     match kind:
         case "host":

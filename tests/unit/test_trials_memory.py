@@ -92,6 +92,14 @@ def test_up_to_one_host_more_than_the_tier_survives_is_lost(tier: str) -> None:
     assert {(5, most, True), (5, most + 1, False), (2, 1, True), (2, 2, False)} <= found
 
 
+@pytest.mark.parametrize(("tier", "event"), [("auto", "first_step"), ("peer", "memory_safe")])
+def test_where_auto_may_keep_nothing_no_snapshot_is_waited_for(tier: str, event: str) -> None:
+    trial = choose_trial(
+        1, 1, ranks=4, steps=40, step_seconds=0.1, kinds=[HOST], tier=tier, has_replicas=True
+    )
+    assert [strike.event for strike in trial.strikes] == [event]
+
+
 def test_each_trial_draws_its_tier_and_always_the_same() -> None:
     tiers = ("peer", "parity", "auto")
     drawn = [tier_of(3, number, tiers) for number in range(60)]
