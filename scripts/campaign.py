@@ -462,7 +462,7 @@ class CampaignOfMoves(CampaignInPlace):
             faults=trial.faults,
             time_limit=TIME_LIMIT_ON_HOSTS,
         )
-        if trials_in_place.came_too_late(trial, run):
+        if run.status == 0 and trials_in_place.came_too_late(trial, run):
             return None
         printed = final_as_printed(said_in(folder))
         return trials_of_moves.judge(trial, replace(run, final=printed), undisturbed)
