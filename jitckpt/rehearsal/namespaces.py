@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
 
 from jitckpt.errors import HostsError
 
@@ -50,6 +51,10 @@ class Namespaces:
         lines = ip(f"netns exec {self.names[host]} cat /proc/net/tcp /proc/net/tcp6").stdout.splitlines()
         sockets = [line.split() for line in lines if ":" in line.split()[0]]
         return [fields[1] for fields in sockets if fields[3] == LISTENS]
+
+    def left_behind(self) -> list[str]:
+        """Return the names of those that are there still."""
+        return [name for name in self.names if Path("/run/netns", name).exists()]
 
     @contextmanager
     def cable_cut(self) -> Iterator[None]:

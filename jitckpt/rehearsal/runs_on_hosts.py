@@ -10,6 +10,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from secrets import token_hex
 
 from jitckpt.bindings.clock import LIBRARY, preloaded
 from jitckpt.device import LIBRARY_DIR
@@ -159,7 +160,7 @@ class JobOnHosts:
         path = self.folder / "secret"
         if not path.exists():
             path.touch(0o600)
-            path.write_bytes(os.urandom(16))
+            path.write_text(token_hex(16))
         return path
 
     def start_standby(self, faults: Sequence[str] = ()) -> None:
@@ -337,17 +338,7 @@ def run_on_hosts(
             if etcd is not None:
                 for host in range(len(ranks)):
                     etcd.start(host)
-            for host in job.with_ranks:
-                job.start(host, faults)
-            for striker in strikers:
-                striker.start()
-            status = job.wait(time_limit)
-            job.over.set()
-            for striker in strikers:
-                striker.join()
-            for trouble in job.troubles:
-                raise trouble
-            status = job.wait(time_limit)  # of a host that one of them has started
+            status = _status_of(job, faults, strikers, time_limit)
             if etcd is not None:
                 etcd.end()
             left_behind = job.left_behind()
@@ -361,7 +352,7 @@ def run_on_hosts(
                 etcd.end()
             runs.note_ended(job.mark)
     left_behind += [f"/dev/shm/{name}" for name in lasting_shared_memory(shared_memory, used)]
-    left_behind += [f"network namespace {name}" for name in hosts.names if Path("/run/netns", name).exists()]
+    left_behind += [f"network namespace {name}" for name in hosts.left_behind()]
     return Run(
         status,
         time.monotonic() - began,
@@ -372,3 +363,20 @@ def run_on_hosts(
         tuple(left_behind),
         tuple(job.halves()),
     )
+
+
+def _status_of(
+    job: JobOnHosts, faults: Sequence[str], strikers: Sequence[threading.Thread], time_limit: float
+) -> int:
+    """Run a job; return its status. Raises what has kept something from happening to it."""
+    for host in job.with_ranks:
+        job.start(host, faults)
+    for striker in strikers:
+        striker.start()
+    job.wait(time_limit)
+    job.over.set()
+    for striker in strikers:
+        striker.join()
+    for trouble in job.troubles:
+        raise trouble
+    return job.wait(time_limit)  # of a host that one of them has started, too

@@ -34,7 +34,8 @@ class LocalState:
 
     `final`: taken after the optimizer step, not in the forward pass; where that has changed it on the host.
     `missing`: tensors that the tree names but that were too large to be kept, or had not come off the device.
-    `left_out`: parts of the state that were too large.
+    `left_out`: parts of the state that were too large. `earlier`: tensors as they were in the forward pass,
+    since those that the trees name had not come off the device.
     """
 
     step: int
@@ -43,10 +44,13 @@ class LocalState:
     tensors: dict[str, Tensor]
     missing: tuple[str, ...]
     left_out: tuple[str, ...]
+    earlier: tuple[str, ...] = ()
 
     def document(self) -> dict[str, Json]:
         """Return all but the tensors, for a JSON file."""
-        content = {"final": self.final, "trees": self.trees}
+        content: dict[str, Json] = {"final": self.final, "trees": self.trees}
+        if self.earlier:
+            content["earlier"] = list(self.earlier)
         return content | {"missing": list(self.missing), "left_out": list(self.left_out)}
 
 
@@ -125,6 +129,7 @@ def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> Local
     document, host_tensors = unpack(content)
     tensors = dict(host_tensors)
     wanted = {name for region in document["regions"].values() for name in region["entries"]}
+    earlier: tuple[str, ...] = ()
     for final in ("true", "false"):
         region = document["regions"].get(final)
         if region is not None and not wanted & tensors.keys():
@@ -135,9 +140,17 @@ def _read_slot(descriptor: int, slot: int, slots: int, area_bytes: int) -> Local
                 data = os.pread(descriptor, area_bytes, area)
                 if os.pread(descriptor, WORD.size, words) == both:
                     tensors |= _tensors(data, region)
+                    if final == "false" and "true" in document["regions"]:
+                        earlier = tuple(sorted(region["entries"]))
     missing = tuple(sorted(_named(document["trees"]) - tensors.keys()))
     return LocalState(
-        step, document["final"], document["trees"], tensors, missing, tuple(document["left_out"])
+        step,
+        document["final"],
+        document["trees"],
+        tensors,
+        missing,
+        tuple(document["left_out"]),
+        earlier if document["final"] else (),
     )
 
 

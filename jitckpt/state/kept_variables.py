@@ -20,7 +20,13 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import counters, plain_values
 from jitckpt.state.counters import Counters
-from jitckpt.state.plain_attributes import AttributesNow, Owner, PlainAttributes
+from jitckpt.state.plain_attributes import (
+    NO_OPTIMIZERS,
+    AttributesNow,
+    OptimizersTensors,
+    Owner,
+    PlainAttributes,
+)
 from jitckpt.state.plain_values import SCALARS
 
 PART = "variables"
@@ -81,15 +87,23 @@ class VariablesNow(NamedTuple):
 class KeptVariables:
     """All of a job's that are plain values, by place and name; what never changes is in no save."""
 
-    def __init__(self, lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False) -> None:
-        """lies_in_parameter: as of PlainAttributes."""
+    def __init__(
+        self,
+        lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
+        optimizers: OptimizersTensors = NO_OPTIMIZERS,
+    ) -> None:
+        """lies_in_parameter, optimizers: as of PlainAttributes."""
         self._values: dict[str, dict[str, Any]] = {}  # while they are looked at
         self._owners: dict[str, Owner] = {}  # of these
         self._names: dict[str, set[str]] = {}
         self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
         self._aliases: dict[tuple[str, str], tuple[str, str]] = {}  # other names, of what is kept under these
         self._attributes = PlainAttributes(
-            {}, most_bytes=MOST_BYTES, named=_named, lies_in_parameter=lies_in_parameter
+            {},
+            most_bytes=MOST_BYTES,
+            named=_named,
+            lies_in_parameter=lies_in_parameter,
+            optimizers=optimizers,
         )
         self._told: dict[str, dict[str, Any]] = {}
         self._there: frozenset[str] = frozenset()  # the places that were there as they were looked at last

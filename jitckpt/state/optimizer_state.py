@@ -4,6 +4,7 @@ A parameter is called as its model calls it. So its state is found again where a
 parameters in another order, and what can't be found is named instead of put in another one's place.
 """
 
+import operator
 import weakref
 from array import array
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -64,6 +65,10 @@ class OptimizerPart(NamedTuple):
         return Encoded(tree, self.others.tensors | self.beside.tensors)
 
 
+def _place_of(tensor: Tensor) -> int:
+    return parallel.local(tensor).untyped_storage().data_ptr()
+
+
 class OptimizerState:
     """Takes an optimizer's state after each of its steps, and puts it back."""
 
@@ -105,7 +110,7 @@ class OptimizerState:
         self._built = [weakref.ref(one) for one in kept if isinstance(one, Tensor)]
         self.refusal: str | None = None  # why no save can hold this state
         self._elsewhere: list[tuple[str, Tensor, int]] = []  # attributes have its memory, too; its version
-        self._built_groups = self._call()
+        self._built_groups = self.names()
         self.is_restructured = False  # whether its groups have other parameters than the script gave them
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -135,7 +140,7 @@ class OptimizerState:
 
     def named_parameters(self) -> dict[str, Tensor]:
         """Return its parameters by name."""
-        called = [name for names in self._call() for name in names]
+        called = [name for names in self.names() for name in names]
         return dict(zip(called, self.parameters(), strict=True))
 
     def with_new_groups(self, part: OptimizerPart) -> OptimizerPart:
@@ -143,7 +148,7 @@ class OptimizerState:
         known = sum(map(len, part.names))
         if sum(len(group["params"]) for group in self.optimizer.param_groups) == known:
             return part
-        names = self._call()
+        names = self.names()
         are_last = [*chain(*names)][:known] == [*chain(*part.names)]
         return part._replace(names=names) if are_last else part
 
@@ -167,6 +172,11 @@ class OptimizerState:
     def is_as_named(self) -> bool:
         """Return whether named_tensors would return what it just did."""
         return bool(self._named) and self._seen is not None and self._seen.is_same()
+
+    @property
+    def told(self) -> Seen | None:
+        """What tells whether all is where it was captured last; another object after each look."""
+        return self._seen
 
     @property
     def seen(self) -> Seen | None:
@@ -349,7 +359,7 @@ class OptimizerState:
             return
         here = {
             name: parameter
-            for called, group in zip(self._call(), self.optimizer.param_groups, strict=True)
+            for called, group in zip(self.names(), self.optimizer.param_groups, strict=True)
             for name, parameter in zip(called, group["params"], strict=True)
         }
         self._check_names(here, names)
@@ -400,7 +410,7 @@ class OptimizerState:
                 f"{[*map(len, names)]}: it {' and '.join(parts)}. Build it as it was when the save was made."
             )
 
-    def _call(self) -> list[list[str]]:
+    def names(self) -> list[list[str]]:
         """Return the parameters' names, group by group."""
         groups = [group["params"] for group in self.optimizer.param_groups]
         if self._names is None:
@@ -419,7 +429,7 @@ class OptimizerState:
         for group in self.optimizer.param_groups:
             seen.entry(group, "params")
             seen.elements(group["params"])
-        self._called = self._call()
+        self._called = self.names()
         self.is_restructured |= self._called != self._built_groups
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         self._loose, self._same = [], {}
@@ -658,3 +668,52 @@ def _span(tensor: Tensor) -> tuple[int, int] | None:
     reach = sum((size - 1) * step for size, step in zip(tensor.shape, tensor.stride(), strict=True))
     begin = tensor.data_ptr()
     return begin, begin + (reach + 1) * tensor.element_size()
+
+
+class TensorsOfOptimizers:
+    """Of these, by names that they have in all starts (plain_attributes.OptimizersTensors)."""
+
+    def __init__(self, optimizers: Sequence[OptimizerState]) -> None:
+        self._optimizers = optimizers
+        self._looked: list[object] = []  # what told, as they were captured last, where all is
+        self._names: dict[int, str] = {}  # by ids
+        self._places: set[int] = set()  # of their memory
+
+    def have_moved(self) -> bool:
+        moved = any(one.told is None or not one.told.is_same() for one in self._optimizers)
+        if moved:
+            self._look()
+        return moved
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        self._look_if_new()
+        return self._names.get(id(tensor))
+
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        self._look_if_new()
+        return _place_of(tensor) in self._places
+
+    def tensor_of(self, name: str) -> Tensor:
+        for called, one in self._all():
+            if called == name:
+                return one
+        raise LookupError(name)
+
+    def _look_if_new(self) -> None:
+        seen = [one.told for one in self._optimizers]
+        if len(seen) != len(self._looked) or any(map(operator.is_not, seen, self._looked)):
+            self._look()
+
+    def _look(self) -> None:
+        self._looked = [one.told for one in self._optimizers]
+        self._names = {id(one): name for name, one in self._all()}
+        self._places = {_place_of(one) for _, one in self._all()} - {0}
+
+    def _all(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what the states have under parameters, by the names of these and the keys."""
+        for one in self._optimizers:
+            names = dict(zip(map(id, one.parameters()), chain(*one.names()), strict=True))
+            for parameter, state in parallel.own_state(one.optimizer).items():
+                for key, value in state.items() if id(parameter) in names and isinstance(state, dict) else ():
+                    if isinstance(value, Tensor):
+                        yield f"{one.name}.{names[id(parameter)]}.{key}", value

@@ -10,18 +10,29 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
-from jitckpt.state.plain_values import SAME, SCALARS, Built, NotPlain, OfProcess, Place, Tensors, TooMuch
+from jitckpt.state.plain_values import (
+    IN_STATE,
+    SAME,
+    SCALARS,
+    Built,
+    NotPlain,
+    OfProcess,
+    Place,
+    Tensors,
+    TooMuch,
+)
 
 MOST_BYTES = 200_000  # of tensors and arrays, in all attributes
 BECOME = (
     "A save lacks {name}, which has become a {kind} that can't be saved without pickle, or another name of "
-    "what is kept already, or lies in a parameter's memory: after a restart it is as the script builds it. "
+    "what is kept already, or lies in the memory of a parameter or of an optimizer's state: after a restart "
+    "it is as the script builds it. "
     "If that matters, keep it in `extra`, or set it anew before it is read."
 )
 TOO_MUCH = (
@@ -32,6 +43,41 @@ TOO_MUCH = (
 NUMBERS = frozenset({type(None), bool, int, float})
 Key = tuple[str, str]  # an owner's path, and the name of an attribute
 _UNKNOWN, _NOT_PLAIN = object(), object()
+
+
+class OptimizersTensors(Protocol):
+    """What tells of the tensors that optimizers keep in their states."""
+
+    def have_moved(self) -> bool:
+        """Return whether there may be others by now than as the states were captured last."""
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        """Return a name for one of them, None for any other."""
+
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        """Return whether a tensor lies in the memory of one."""
+
+    def tensor_of(self, name: str) -> Tensor:
+        """Return the one of this name. Raises LookupError."""
+
+
+class NoOptimizers:
+    """OptimizersTensors of none."""
+
+    def have_moved(self) -> bool:
+        return False
+
+    def name_of(self, tensor: Tensor) -> str | None:
+        return None
+
+    def has_memory_of(self, tensor: Tensor) -> bool:
+        return False
+
+    def tensor_of(self, name: str) -> Tensor:
+        raise LookupError(name)
+
+
+NO_OPTIMIZERS = NoOptimizers()
 
 
 class Owner(NamedTuple):
@@ -55,13 +101,16 @@ class PlainAttributes:
         most_bytes: int = MOST_BYTES,
         named: Callable[[str, str], str] | None = None,
         lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
+        optimizers: OptimizersTensors = NO_OPTIMIZERS,
     ) -> None:
         """most_bytes: of tensors and arrays, in all attributes. named: says a path and a name in words.
 
         lies_in_parameter: whether a tensor has the memory of one; set anew it would be apart after a restart.
+        optimizers: those whose tensors may have names here, too.
         """
         self._most_bytes, self._named = most_bytes, named or _named
-        self._lies_in_parameter = lies_in_parameter
+        self._optimizers = optimizers
+        self._lies_elsewhere = lambda one: optimizers.has_memory_of(one) or lies_in_parameter(one)
         self._owners: Mapping[str, Owner] = {}
         self._marks: dict[Key, Any] = {}  # of what is looked at
         self._first: set[Key] = set()  # what was there before the training changed anything
@@ -148,6 +197,9 @@ class PlainAttributes:
         """Return what has changed by now, by paths and names; the same object while nothing has since."""
         has_changed = not self._seen.is_same() and self._look(())
         visited: set[int] = set()
+        if any(self._tensors.values()) and self._optimizers.have_moved():
+            for key in [key for key, tensors in self._tensors.items() if tensors and key in self._copies]:
+                self._marks[key] = _UNKNOWN  # they may be the state's own now
         self._note_same(self._by_value)
         for key in self._by_value:
             has_changed |= self._look_at(key, visited)
@@ -195,6 +247,8 @@ class PlainAttributes:
 
     def _find(self, path: str, *name: str) -> Any:
         """Return an attribute; without a name the object itself."""
+        if path == IN_STATE:
+            return self._optimizers.tensor_of(*name)
         return self._attributes_at(path)[name[0]] if name else self.objects[path]
 
     def _attributes_at(self, path: str) -> dict[str, Any]:
@@ -302,7 +356,8 @@ class PlainAttributes:
                 before,
                 known_tensors,
                 built,
-                lies_in_parameter=self._lies_in_parameter,
+                lies_in_parameter=self._lies_elsewhere,
+                name_in_state=self._optimizers.name_of,
                 others=others,
             )
             if plain_values.cannot_be_made(copied) - self._places.get(key, set()):

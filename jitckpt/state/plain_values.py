@@ -64,6 +64,7 @@ BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  #
 # an attribute that the script builds and has deleted.
 OBJECT, MEMBER, NEW, AS_BUILT, NUMBERS = "*object", "*member", "*new", "*as built", "*numbers"
 SAME, DELETED = "*same", "*deleted"
+IN_STATE = "*state"  # in the place of a path: an optimizer's tensor
 LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
 LACKING = (
@@ -71,7 +72,7 @@ LACKING = (
     "from an undisturbed one. Build it as in the start that has saved."
 )
 
-Tensors = dict[int, tuple["TensorMark", Tensor]]  # copies, by the ids of what they were made of
+Tensors = dict[int, tuple["TensorMark", Tensor | None]]  # copies, by ids of what they are of
 Place = tuple[Any, ...]  # (what it lies in, the key or name there); the value itself: ()
 Built = dict[Place, object]  # what the script has built, and is still there
 
@@ -187,25 +188,30 @@ def copy(
     built: Built | None,
     *,
     lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
+    name_in_state: Callable[[Tensor], str | None] = lambda tensor: None,
     others: Mapping[Place, Any] = MappingProxyType({}),
 ) -> tuple[Any, Tensors, Built]:
     """Return a copy that tree_codec can encode, the copies of tensors in it, and what is built of it.
 
     visited: as of `mark`, before that. known: the copies of the last time. built: what the script has built
     of it, None for all. lies_in_parameter: a tensor that does is no plain value, but where the script has
-    built it. others: as `others_inside` says of it. Raises NotPlain or TooMuch.
+    built it. name_in_state: of one that is an optimizer's, too, and is put back as that. others: as
+    `others_inside` says of it. Raises NotPlain or TooMuch.
     """
     tensors: Tensors = {}
 
-    def copied(tensor: Tensor) -> Tensor:
+    def copied(tensor: Tensor) -> Any:
+        written = TensorMark(tensor)
+        if walk.is_in_new and (name := name_in_state(tensor)) is not None:
+            tensors[id(tensor)] = written, None
+            return {SAME: [IN_STATE, name]}
         if walk.is_in_new and lies_in_parameter(tensor):
             raise NotPlain
-        written = TensorMark(tensor)
-        before = known.get(id(tensor))
-        if before is None or before[0] != written:
-            before = written, tensor.detach().clone()
-        tensors[id(tensor)] = before
-        return before[1]
+        mark, copied_before = known.get(id(tensor), (None, None))
+        if copied_before is None or mark != written:
+            copied_before = tensor.detach().clone()
+        tensors[id(tensor)] = written, copied_before
+        return copied_before
 
     walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True, others=others)
     return walk.of(value), tensors, walk.built

@@ -47,7 +47,7 @@ def held_by(value: Any) -> dict[str, Any] | None:
         return _held_by_function(value)
     if isinstance(value, partial):
         arguments = {str(number): one for number, one in enumerate(value.args)} | value.keywords
-        return HeldValues({"func": value.func, **arguments}, _refuse)
+        return HeldValues({"func": value.func, **arguments}, partial(_set_keyword, value))
     if isinstance(value, type) and installed.is_scripts_class(value):
         return _held_by_class(value)
     if isinstance(value, nn.Module):
@@ -144,5 +144,7 @@ def _held_by_class(kind: type) -> dict[str, Any]:
     return HeldValues(plain, partial(setattr, kind), partial(delattr, kind))
 
 
-def _refuse(name: str, value: Any) -> None:
-    raise AttributeError(f"the argument {name} of a partial function can't be set")
+def _set_keyword(of: "partial[Any]", name: str, value: Any) -> None:
+    if name not in of.keywords:
+        raise AttributeError(f"the argument {name} of a partial function can't be set")
+    of.keywords[name] = value

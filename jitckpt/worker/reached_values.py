@@ -151,7 +151,7 @@ def _of_functions(ways: Iterable[_Way], code: CodeType) -> Iterator[Reached]:
             continue
         elif isinstance(one, partial):
             parts = {str(number): part for number, part in enumerate(one.args)} | one.keywords
-            yield Reached(parts, set(), way.inside, way.called)
+            yield Reached(parts, {*one.keywords}, way.inside, way.called)  # which may be set
             inside = way._replace(place=way.inside, holder=way.called)
             parts["func"] = one.func
             waiting += [inside._replace(name=key, value=part) for key, part in parts.items()]

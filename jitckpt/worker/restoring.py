@@ -82,8 +82,10 @@ def load(
     local = completed(own, document["local"])
     parts = host_state.local_parts(local, local_tensors, host.device)
     is_whole = _restore_loop(choice, document, tensors, parts, loop)
+    is_half = bool(local.get("earlier")) and "loop" in parts and loop.last_boundary == choice.step
     if not (is_whole or made_up):
         parts |= iteration_made_up(parts)
+    if is_half or not (is_whole or made_up):
         reporter.warn(
             what_is_lost(identity.rank, choice.step, parts, local.get("stood"))
             + advice.current().exact_at_epochs_end

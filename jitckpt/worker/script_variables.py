@@ -6,7 +6,6 @@ it, and in what changes between the first steps.
 """
 
 import enum
-import itertools
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -38,6 +37,7 @@ from jitckpt.worker.reached_values import Reached, of_classes, reached_from
 from jitckpt.worker.value_marks import (
     CONSTANTS,
     CONTAINERS,
+    ITERATORS,
     OTHERS_AFFAIR,
     advanced,
     attributes_of,
@@ -54,14 +54,6 @@ SHOWN = 8  # names
 MOST_LOOPS = 8  # before the first optimizer step
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 10.0  # a clock was read no longer than this before the first look, or since
-ITERATORS: tuple[Any, ...] = (
-    GeneratorType,
-    type(iter([])),
-    type(iter(())),
-    type(iter(range(0))),
-    itertools.count,
-    itertools.cycle,
-)
 MEMBERS = (enum.Enum, numpy.generic)
 _LIBRARIES = installed.folders()
 
@@ -416,8 +408,8 @@ class ScriptVariables:
             elif name in read and not isinstance(value, OTHERS_AFFAIR):
                 for kind in type(value).__mro__:
                     if kind.__name__ not in kept_names and is_scripts_class(kind):
-                        marks |= marks_inside(kind.__name__, kind, kept, attributes)
-                marks |= marks_inside(name, value, kept, attributes, notes=notes)
+                        marks |= marks_inside(kind.__name__, kind, kept, attributes, draws=self._draws)
+                marks |= marks_inside(name, value, kept, attributes, notes=notes, draws=self._draws)
         return marks
 
     def _draws(self, iterator: Any) -> bool:

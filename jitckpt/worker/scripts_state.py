@@ -8,6 +8,7 @@ from types import FrameType
 from jitckpt.state import kept
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow
+from jitckpt.state.optimizer_state import TensorsOfOptimizers
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.carried_names import read_behind
 from jitckpt.worker.frames import frames_that_ask
@@ -69,9 +70,11 @@ class ScriptsState:
     def keep_variables(self) -> None:
         """Keep what the script's loop changes in its variables."""
         host = self._host()
-        host.variables = (
-            KeptVariables() if host.model is None else KeptVariables(host.model.lies_in_parameter)
-        )
+        optimizers = TensorsOfOptimizers(host.optimizers)
+        if host.model is None:
+            host.variables = KeptVariables(optimizers=optimizers)
+        else:
+            host.variables = KeptVariables(host.model.lies_in_parameter, optimizers)
         self._keeper = VariableKeeper(host.variables, self._of_round, say=self._say, warn=self._warn)
 
     def find_generators(self) -> None:

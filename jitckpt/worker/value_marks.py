@@ -9,7 +9,7 @@ import random
 import weakref
 from array import array
 from collections import UserDict, UserList, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache
 from multiprocessing.sharedctypes import SynchronizedBase
@@ -42,6 +42,14 @@ ARRAYS = (numpy.ndarray, Tensor)
 NAMESPACES = (argparse.Namespace, SimpleNamespace)
 NUMBERS = (bool, int, float, complex)
 CONSTANTS = (type(None), *NUMBERS, str, bytes)
+ITERATORS: tuple[Any, ...] = (
+    GeneratorType,
+    type(iter([])),
+    type(iter(())),
+    type(iter(range(0))),
+    itertools.count,
+    itertools.cycle,
+)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
 _OPAQUE = "*opaque"
 _LIBRARIES = installed.folders()
@@ -92,11 +100,13 @@ def marks_inside(
     attributes: frozenset[str] = frozenset(),
     *,
     notes: bool = False,
+    draws: Callable[[Any], bool] = lambda iterator: True,
 ) -> dict[str, object]:
     """Return marks of what an object of the script's changes in its place, by names.
 
     attributes: those that the loop itself reads before it sets them. notes: other tensors in a container may
-    be those of the last forward pass, which nobody reads in the next one.
+    be those of the last forward pass, which nobody reads in the next one. draws: whether an iterator draws
+    from a loop of the job, and is not looked at.
     What has objects inside that are no values (events, files) is not looked at.
     """
     left = MOST_VALUES
@@ -112,7 +122,9 @@ def marks_inside(
             if isinstance(one, nn.Module) and (key in OF_MODULES or isinstance(part, NUMBERS)):
                 continue
             lasts = lasts_in(one, key in carried or key in attributes, part)
-            if lasts and isinstance(part, ARRAYS):
+            if isinstance(part, ITERATORS):
+                yield key, mark(part, depth)
+            elif lasts and isinstance(part, ARRAYS):
                 yield key, None if id(part) in kept else (id(part), _InPlace(part))
             elif lasts:
                 yield key, mark(part, depth)
@@ -125,19 +137,20 @@ def marks_inside(
         if left < 0 or depth < 0 or id(one) in kept:
             return None
         one = one.data if isinstance(one, AROUND_CONTAINERS) else one
-        if isinstance(one, (*GENERATORS, *OF_BYTES, SynchronizedBase)):
-            return state_of(one)
         if isinstance(one, CONTAINERS):
             parts = [*one]
             if isinstance(one, dict):
                 parts = [part for key, part in one.items() if (id(one), key) not in kept]
             marks = [mark(part, depth - 1) for part in parts[:MOST_VALUES]]
-            return _OPAQUE if any(part is _OPAQUE for part in marks) else (len(one), marks)
+            told = [part for part in marks if part is not _OPAQUE]
+            if len(told) == len(marks):
+                return len(one), marks
+            return told if told and isinstance(one, dict) else _OPAQUE  # settings, among which is a file
         if notes and isinstance(one, ARRAYS):
             return _InPlace(one)
         if is_own(one):
             return [(key, found) for key, found in marks_in(one, depth - 1) if found is not _OPAQUE]
-        return rebound(one) if isinstance(one, VALUES) else _OPAQUE
+        return _mark_of_one(one, draws)
 
     found: dict[str, object] = {}
     if isinstance(value, (*CONTAINERS, *OF_BYTES, *AROUND_CONTAINERS, *ARRAYS, SynchronizedBase)):
@@ -145,6 +158,15 @@ def marks_inside(
     elif _has_attributes(value):
         found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
     return {key: one for key, one in found.items() if one is not _OPAQUE}
+
+
+def _mark_of_one(one: Any, draws: Callable[[Any], bool]) -> object:
+    """Return the mark of what has nothing inside."""
+    if isinstance(one, (*GENERATORS, *OF_BYTES, SynchronizedBase)):
+        return state_of(one)
+    if isinstance(one, ITERATORS) and not draws(one):
+        return advanced(one)
+    return rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
 
 def _has_attributes(value: object) -> bool:

@@ -85,6 +85,57 @@ def test_variables_of_functions_modules_and_objects_go_on(launcher: Launcher) ->
     assert_goes_on(launcher, PROGRAM, deaths, unsaid="that no save holds")
 
 
+RELOADING = """
+import copy, functools
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass
+class Best:
+    loss: float = float("inf")
+    bad: int = 0
+    model: Any = None
+    optimizer: Any = None  # whose tensors are the optimizer's own, once it was loaded
+
+
+def scaled(value, by):
+    return value * by
+
+
+layers = nn.Sequential(nn.Linear(8, 32), nn.ReLU(), nn.Linear(32, 4)).cuda()
+model = nn.parallel.DistributedDataParallel(layers)
+optimizer = torch.optim.Adam(model.parameters(), 0.05)
+job = jitckpt.init(model=model, optimizer=optimizer)
+loader = DataLoader(data, 8, shuffle=True)
+cooled, best, losses = functools.partial(scaled, by=2.0), Best(), []
+for epoch in job.epochs(5):
+    for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+        loss = cooled(cross_entropy(model(x.cuda()), y.cuda()))
+        at("forward", 10 * epoch + step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        cooled.keywords["by"] *= 0.97
+    losses.append(loss.item())
+    if epoch in (0, 2):
+        best.model = copy.deepcopy(model.state_dict())
+        best.optimizer = copy.deepcopy(optimizer.state_dict())
+    else:
+        best.bad += 1
+        model.load_state_dict(best.model)
+        optimizer.load_state_dict(best.optimizer)
+state = [one.tolist() for part in optimizer.state.values() for one in part.values()]
+end(model, [state, losses, best.bad, cooled.keywords])
+"""
+
+
+def test_what_was_loaded_into_the_optimizer_is_its_own_in_a_restart_too(launcher: Launcher) -> None:
+    """And so is what its later steps make of that, where it is loaded once more."""
+    deaths = "1 forward 12 0 forward 31 1 forward 42"
+    assert_goes_on(launcher, RELOADING, deaths, unsaid="that no save holds")
+
+
 HOLDERS = """
 from functools import partial
 

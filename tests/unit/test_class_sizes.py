@@ -22,6 +22,7 @@ LARGE = {
     "MemoryProtection": (600, 37),
     "MemoryTier": (540, 42),
     "OptimizerState": (460, 32),
+    "PlainAttributes": (410, 31),
     "ProcessSnapshots": (440, 34),
     "Proxies": (440, 41),
     "WorkerProcesses": (570, 32),

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -249,6 +250,10 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
         assert state.missing == (() if found is not None else ("buffers.mean",))
         return None if found is None else found.tolist()
 
+    def earlier() -> Any:
+        (state,) = local_state.read(memory)
+        return state.document().get("earlier")
+
     host(final=False)
     assert mean() is None
     device.begin(False, 0x70001)
@@ -256,16 +261,19 @@ def test_device_tensors_count_only_between_their_two_words(memory: int) -> None:
     assert mean() is None
     device.end(False, 0x70001)
     assert mean() == [1, 1]
+    assert earlier() is None
 
     # The host has gone on; the device dies before, while or after it writes the final area.
     regions[True] = Region(1, entries)
     host(final=True)
     assert mean() == [1, 1]
+    assert earlier() == ["buffers.mean"], "the host's part is newer"
     device.begin(True, 0x70001)
     device.write(True, 2.0)
     assert mean() == [1, 1]
     device.end(True, 0x70001)
     assert mean() == [2, 2]
+    assert earlier() is None
 
     # A second micro-batch overwrites the provisional area: half-written it is worth nothing.
     regions.pop(True)

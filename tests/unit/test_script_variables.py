@@ -8,6 +8,7 @@ import random
 import sys
 import threading
 import time
+import types
 import weakref
 from array import array
 from collections import UserDict, UserList, deque
@@ -906,6 +907,43 @@ def by_default_arguments(loop: Loop) -> None:
         assert unused is not lastly
 
 
+def by_keywords(loop: Loop) -> None:
+    cooled = partial(scaled, by=4.0)
+    unchanged = partial(scaled, by=1.0)
+    for batch in loop:
+        cooled.keywords["by"] *= 0.9
+        assert cooled(batch) < unchanged(batch) or batch == 0 or cooled.keywords["by"] > 1
+
+
+def scaled(value: float, by: float = 1.0) -> float:
+    return value * by
+
+
+class Schedule:
+    """Has iterators in attributes, deep inside of it, and in a container; the last gives nothing more."""
+
+    def __init__(self) -> None:
+        self.rates = (0.9**one for one in itertools.count())
+        self.inner = types.SimpleNamespace(places=itertools.count(), never=itertools.count())
+        self.settings = {"rates": iter([0.1, 0.2, 0.3, 0.4, 0.5, 0.6]), "name": "settings"}
+
+
+def by_iterators_in_attributes(loop: Loop) -> None:
+    schedule = Schedule()
+    for _ in loop:
+        assert next(schedule.rates) * next(schedule.settings["rates"], 0.0) >= 0  # type: ignore[call-overload]
+        next(schedule.inner.places)
+
+
+def by_settings_among_which_is_a_file(loop: Loop) -> None:
+    settings = {"rate": 0.1, "lock": threading.Lock(), "unchanged": 1}
+    handles = {"lock": threading.Lock()}
+    for batch in loop:
+        settings["rate"] *= 0.9  # type: ignore[operator]
+        handles[str(batch)] = threading.Lock()
+    assert handles
+
+
 def averaging() -> Callable[[float], float]:
     total = 0.0
 
@@ -1042,6 +1080,9 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
     ("script", "names"),
     [
         (by_default_arguments, {"note.seen", "note.last", "lastly.last"}),
+        (by_keywords, {"cooled.by"}),
+        (by_iterators_in_attributes, {"schedule.rates", "schedule.settings", "schedule.inner"}),
+        (by_settings_among_which_is_a_file, {"settings"}),
         (by_two_of_a_factory, {"first.total", "second.total"}),
         (by_methods, {"LEVELS", "cooler.level"}),
         (by_data, {"helper.shadow", "helper.mean"}),
