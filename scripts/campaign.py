@@ -543,7 +543,8 @@ class CampaignInMemory(Campaign):
         return f"{ranks} on {hosts} hosts" + f", {self.tier(number)}" * (len(self.args.memory_tier) > 1)
 
     def tier(self, number: int) -> str:
-        return trials_in_memory.tier_of(self.args.seed, number, self.args.memory_tier)
+        hosts = len(trials_in_memory.layout(self.args.seed, number, self.place(number)[1]))
+        return trials_in_memory.tier_of(self.args.seed, number, self.args.memory_tier, hosts)
 
     def choose(self, number: int, attempt: int) -> tuple[Trial, Run]:
         example, ranks = self.place(number)

@@ -55,6 +55,11 @@ class Wanted:
             return self.every
         return 1 if self.mode in (PEER, PARITY) else AUTO
 
+    @property
+    def least_hosts(self) -> int:
+        """The hosts without which a job of a fixed number of hosts is refused."""
+        return LEAST_GROUP + self.beside if self.mode == PARITY else self.copies if self.mode == PEER else 1
+
     def survived_losses(self, hosts: int) -> int:
         """Return how many of so many hosts may be lost at once, whichever they are."""
         losses = self.beside + 1 if self.mode == PARITY else self.copies - 1

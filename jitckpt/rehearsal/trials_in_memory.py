@@ -27,6 +27,7 @@ RANK, HOST, STORE_HOST, KEEPER = "kill", "host", "store-host", "keeper"
 CHUNK, HEADER, STOPPED = "flipped-chunk", "flipped-header", "stopped-holder"
 IN_COPY, IN_SEND, AGENT = "in-copy", "in-send", "agent"
 PAIR, SECOND = "pair", "second"  # more is lost than two copies survive
+DEFAULT_TIER = "peer"
 LOSSES = "losses"  # of so many hosts at once as the job's tier survives, or fewer, or one more
 CUT, LONG_CUT = "cut-1-s", "cut-20-s"
 SLOW, SILENT, FULL = "slow-holder", "silent-holder", "budget-full"
@@ -211,9 +212,10 @@ def layout(seed: int, number: int, ranks: int) -> tuple[int, ...]:
     return tuple(ranks // count + (host < ranks % count) for host in range(count))
 
 
-def tier_of(seed: int, number: int, tiers: Sequence[str]) -> str:
-    """Return the memory tier of the `number`-th trial of the seed."""
-    return random.Random(f"{seed} {number} tier").choice(list(tiers))
+def tier_of(seed: int, number: int, tiers: Sequence[str], hosts: int) -> str:
+    """Return the memory tier of the `number`-th trial of the seed, of those for which so many hosts will do."""
+    fitting = [one for one in tiers if memory_wanted.tier(one).least_hosts <= hosts] or [DEFAULT_TIER]
+    return random.Random(f"{seed} {number} tier").choice(fitting)
 
 
 def choose_trial(
@@ -286,6 +288,8 @@ def is_of_several(trial: Trial) -> bool:
 
 def missed(trial: Trial, run: Run) -> bool:
     """Return whether the failure should have come, or came, when the training was over; a second one may."""
+    if not run.events:
+        return False  # nothing has begun
     never_came = any(strike not in run.struck for strike in trial.strikes[:1])
     return never_came or (trial.kind not in NO_RESTART and _came_too_late(run))
 

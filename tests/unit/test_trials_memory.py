@@ -102,9 +102,14 @@ def test_where_auto_may_keep_nothing_no_snapshot_is_waited_for(tier: str, event:
 
 def test_each_trial_draws_its_tier_and_always_the_same() -> None:
     tiers = ("peer", "parity", "auto")
-    drawn = [tier_of(3, number, tiers) for number in range(60)]
-    assert drawn == [tier_of(3, number, tiers) for number in range(60)]
+    drawn = [tier_of(3, number, tiers, 3) for number in range(60)]
+    assert drawn == [tier_of(3, number, tiers, 3) for number in range(60)]
     assert set(drawn) == set(tiers)
+    assert {tier_of(3, number, (*tiers, "peer=3", "peer=2+parity=4"), 2) for number in range(60)} == {
+        "peer",
+        "auto",
+    }
+    assert tier_of(3, 1, ("peer=3",), 2) == "peer"
 
 
 @pytest.mark.parametrize("ranks", [4, 8])
@@ -130,6 +135,7 @@ def test_what_memory_has_brought_back_is_good(tmp_path: Path) -> None:
     assert judge(TRIAL, GOOD, GOOD, tmp_path).reason == ""
     assert not missed(TRIAL, GOOD)
     assert missed(TRIAL, replace(GOOD, struck=()))
+    assert not missed(TRIAL, replace(GOOD, struck=(), events=())), "it never began"
 
 
 def test_a_failure_that_came_when_all_ranks_had_ended_is_missed() -> None:
