@@ -213,7 +213,7 @@ def layout(seed: int, number: int, ranks: int) -> tuple[int, ...]:
 
 
 def tier_of(seed: int, number: int, tiers: Sequence[str], hosts: int) -> str:
-    """Return the memory tier of the `number`-th trial of the seed, of those for which so many hosts will do."""
+    """Return the memory tier of the `number`-th trial of the seed: one for which so many hosts will do."""
     fitting = [one for one in tiers if memory_wanted.tier(one).least_hosts <= hosts] or [DEFAULT_TIER]
     return random.Random(f"{seed} {number} tier").choice(fitting)
 
