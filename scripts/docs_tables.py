@@ -33,6 +33,7 @@ MODES = {
     "etcd": "three hosts at etcd",
     "memory": "without replicas",
     "hostile": "hostile",
+    "moves": "moves by CRIU",
 }
 Row = dict[str, Any]
 
