@@ -515,7 +515,7 @@ def test_what_is_set_to_a_part_of_a_parameter_is_named_and_what_was_built_so_is_
     assert state.attributes.changed()[""].keys() == {"built", "own"}
     (problem,) = state.attributes.problems
     assert "the attribute 'row'" in problem
-    assert "lies in a parameter's memory" in problem
+    assert "lies in the memory of a parameter" in problem
 
 
 def test_a_write_that_torch_does_not_count_is_seen_on_the_host() -> None:
