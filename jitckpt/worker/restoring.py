@@ -82,9 +82,9 @@ def load(
     local = completed(own, document["local"])
     parts = host_state.local_parts(local, local_tensors, host.device)
     is_whole = _restore_loop(choice, document, tensors, parts, loop)
-    is_half = bool(local.get("earlier")) and "loop" in parts and loop.last_boundary == choice.step
     if not (is_whole or made_up):
         parts |= iteration_made_up(parts)
+    is_half = "loop" in parts and is_half_written(local, loop.last_boundary, choice.step)
     if is_half or not (is_whole or made_up):
         reporter.warn(
             what_is_lost(identity.rank, choice.step, parts, local.get("stood"))
@@ -98,6 +98,14 @@ def load(
             "the end of an epoch of job.epochs it would be made again."
         )
     return parts
+
+
+def is_half_written(local: Mapping[str, Any], boundary: int, step: int) -> bool:
+    """Return whether a rank was just writing down what the end of its iteration had left.
+
+    Then what lay on its device is older. boundary: the last step behind which it has written so.
+    """
+    return bool(local.get("earlier")) and boundary == step
 
 
 def iteration_made_up(parts: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from jitckpt.state import counters
 from jitckpt.state.kept_variables import PART
-from jitckpt.worker.restoring import what_is_lost
+from jitckpt.worker.restoring import is_half_written, what_is_lost
 
 PARTS = {PART: {"script:main": {"done": 3, "best": 9}}, counters.PART: {"script:main": ["done"]}}
 
@@ -30,3 +30,11 @@ def test_of_a_rank_that_was_saved_it_is_said_where_it_stood() -> None:
 def test_of_many_some_are_named() -> None:
     stood = {"at": "script.py:7, in evaluate", "unchanged": [f"v{number}" for number in range(20)]}
     assert "v7 ..., extra" in what_is_lost(0, 7, {}, stood)
+
+
+def test_what_was_half_written_as_a_rank_was_saved_is_told() -> None:
+    local = {"earlier": ["variables.shadow"]}
+    assert is_half_written(local, 12, 12)
+    assert not is_half_written(local, 11, 12), "the end of the iteration was not written at all"
+    assert not is_half_written(local, 0, 12), "nothing ever changes there"
+    assert not is_half_written({}, 12, 12)
