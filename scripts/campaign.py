@@ -192,7 +192,7 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--memory-tier",
         type=tiers,
-        default=("peer",),
+        default=(trials_in_memory.DEFAULT_TIER,),
         metavar="TIER[,TIER ...]",
         help="in mode memory: as for `jitckpt run`; of several each trial draws one (default peer)",
     )

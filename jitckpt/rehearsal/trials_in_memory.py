@@ -226,7 +226,7 @@ def choose_trial(
     steps: int,
     step_seconds: float,
     kinds: Sequence[str],
-    tier: str = "peer",
+    tier: str = DEFAULT_TIER,
     has_replicas: bool = False,
 ) -> Trial:
     """Return the `number`-th trial of the seed; it does not depend on the others.
