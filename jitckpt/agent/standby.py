@@ -53,9 +53,10 @@ from jitckpt.hosts.signed import Signature
 from jitckpt.hosts.standbys import Standby, announce, announced
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
-from jitckpt.wire import agents
+from jitckpt.wire import agents, protocol
 from jitckpt.wire import environment as variables
 from jitckpt.wire.checked import ProtocolError
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.moves import HandOver, ImageFile, Move, RanksRestored, Taken
 from jitckpt.wire.visits import Refused
 
@@ -72,7 +73,7 @@ FIRST_PROCESS = 3_000_000
 class _Taken:
     """What this host has taken over. standbys: who else stands by.
 
-    last: what the other agent said last. unheard: what there was in it for this one.
+    last: what the other agent said last. unheard: what there was in it for this one to act on.
     """
 
     move: Move
@@ -210,7 +211,11 @@ class _Waiting:
             writer.write(visiting.encode(restored))
             last, _ = await visiting.answer(reader, "The host that is left", HANDING_OVER_SECONDS, HandOver)
             unheard = [
-                Arrived(one.host, agents.decode(one.message), bytes.fromhex(one.data)) for one in last.unheard
+                *_known(move.hosts, last),
+                *(
+                    Arrived(one.host, agents.decode(one.message), bytes.fromhex(one.data))
+                    for one in last.unheard
+                ),
             ]
             writer.write(visiting.encode(Taken()))
             await writer.drain()
@@ -253,6 +258,18 @@ async def _receive_files(
     begun = time.monotonic()
     size = await receive_files(reader, opened, patience)
     say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
+
+
+def _known(hosts: Sequence[Host], last: HandOver) -> list[Arrived]:
+    """Return what the agent that is left knew of the ranks, as if it was said here: nobody says it again."""
+    host_of = {rank: number for number, host in enumerate(hosts) for rank in host.ranks}
+    if unknown := {*last.at_end, *(rank for rank, *_ in last.ended)} - host_of.keys():
+        raise ProtocolError(f"It tells of ranks {unknown!r:.80}, which the job has not.")
+    said: list[tuple[int, agents.AgentMessage]] = [
+        (rank, agents.Said(rank, protocol.encode(protocol.AtEnd(rank)).decode())) for rank in last.at_end
+    ]
+    said += [(rank, agents.Ended(rank, status, told)) for rank, status, told in last.ended]
+    return [Arrived(host_of[rank], message) for rank, message in said]
 
 
 class _Adopted(WorkerProcesses):

@@ -204,6 +204,11 @@ class Supervisor(threading.Thread):
         """The signals that have asked the agent to end."""
         return self._requests.interrupts
 
+    @property
+    def ranks(self) -> Sequence[Rank]:
+        """What is known of all ranks of the job. For its own thread."""
+        return self._known.job.ranks
+
     def interrupt(self, signum: int) -> None:
         """Take note of a signal that asks the agent to end; the second time nothing is waited for.
 

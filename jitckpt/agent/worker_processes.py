@@ -402,6 +402,7 @@ class WorkerProcesses(PContext):
             secret=secret,
             wait=self._settings.move_wait,
             is_interrupted=lambda: bool(self.supervisor.interrupts),
+            known=lambda: self.supervisor.ranks,
         )
 
         def can_leave() -> bool:

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from jitckpt.wire.agents import Come
+from jitckpt.wire.agents import Come, Told
 from jitckpt.wire.checked import Checked, CheckedPart
 from jitckpt.wire.hosts import PORTS, Host
 
@@ -210,6 +210,8 @@ class HandOver(Checked):
     """The other agents expect the host that stands by, and no other. What is said to its ranks from here on.
 
     barrier: what the step barrier holds; "": there is none. steps: None where no other host asks for them.
+    at_end: the ranks of all hosts whose scripts are at their ends, which they say once. ended: those whose
+    processes have ended, with which status, and what they had been told.
     size: bytes that have been sent. dump, transfer, restore: the seconds that each of these took.
     """
 
@@ -217,6 +219,8 @@ class HandOver(Checked):
     barrier: str
     steps: Steps | None
     unheard: list[Unheard]
+    at_end: list[int]
+    ended: list[tuple[int, int, Told]]
     size: int
     dump: float
     transfer: float

@@ -47,6 +47,7 @@ def job(
     *words: str,
     program: str = "",
     standby: Sequence[str] = JITCKPT,
+    script: str = TRAINING,
 ) -> list[Started]:
     """Start two hosts of two ranks, and hosts that stand by, with these options.
 
@@ -63,9 +64,9 @@ def job(
     options += ["--secret-file", str(secret)]
     places = [[*command, *JITCKPT, *options, "--node-rank", str(host)] for host in (0, 1)]
     places += [[*APART, *command, *standby, *options, "--standby"]] * standbys
-    script = launcher.script(TRAINING)
+    path = launcher.script(script)
     return [
-        launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", script)
+        launcher.start(*hosts.in_network_of(host), *place, "--checkpoint-dir", f"ck{host}", path)
         for host, place in enumerate(places)
     ]
 
@@ -119,6 +120,43 @@ def test_ranks_that_have_moved_can_move_again(
     assert [one.status for one in ended] == [0] * 4, told
     assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert [len(finals(one.out)) for one in ended] == [2, 0, 0, 2], told
+
+
+# The last rank but one goes on alone, when all others are at their ends.
+ALONE = 2
+ITS_END = "        while not os.path.exists('alone'): time.sleep(0.01)\n"
+ITS_END += "        for _ in range(1000): assert (torch.ones(4).cuda() + 1).sum().item() == 8\n"
+ITS_END = f"    if rank == {ALONE}:\n{ITS_END}"
+BEFORE_LAST = "    dist.destroy_process_group()\n"
+
+
+def test_a_move_at_the_end_of_the_job_comes_to_that_end(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    """Ranks say once that they are at their ends, to the agent of the host that is left."""
+    (launcher.directory / "go").touch()
+    started = job(
+        launcher,
+        hosts,
+        [f"rank={ALONE} step=14 call=400"],
+        standbys=1,
+        script=TRAINING.replace(BEFORE_LAST, ITS_END + BEFORE_LAST),
+    )
+    launcher.wait_until(lambda: at_end(launcher) == [0, 1, 3])
+    (launcher.directory / "alone").touch()
+    ended = [launcher.finish(one) for one in started]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0, 0, 0], told
+    assert finals("".join(one.out for one in ended)) == undisturbed, told
+    assert "this host has taken the place of host 1" in ended[2].err, told
+
+
+def at_end(launcher: Launcher) -> list[int]:
+    """Return which ranks are at their ends."""
+    if not (launcher.directory / "ck0" / "events.jsonl").exists():
+        return []
+    events = read_events(launcher.directory / "ck0")[0]
+    return sorted(event["rank"] for event in events if event["event"] == "at_end")
 
 
 def await_first(processes: Sequence[Started]) -> Started:

@@ -21,6 +21,7 @@ from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Dumped
 from jitckpt.bindings.criu import CriuError
 from jitckpt.decisions.belongings import Carried
+from jitckpt.decisions.recovery import Rank
 from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import HostLost
 from jitckpt.hosts.standbys import Standby
@@ -146,6 +147,8 @@ class Leaving:
         self.said: list[str] = []
         self.came: list[str] = []  # what hosts that stand by have got
         self.standbys: list[Standby] = []
+        self.ranks: list[Rank] = []
+        self.handed_over: list[HandOver] = []
 
     def stands_by(self, called: Called) -> None:
         """Have one more host stand by, which acts like that."""
@@ -176,7 +179,7 @@ class Leaving:
     async def restore(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.take(reader)
         writer.write(visiting.encode(RanksRestored(4711, 0.0)))
-        await visiting.hear(reader, HandOver)
+        self.handed_over.append((await visiting.hear(reader, HandOver))[0])
 
     async def accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await self.restore(reader, writer)
@@ -198,6 +201,7 @@ class Leaving:
             secret=SECRET,
             wait=wait,
             is_interrupted=lambda: False,
+            known=lambda: self.ranks,
         )
 
     def leave(self) -> bool:
@@ -221,6 +225,15 @@ def test_ranks_go_to_a_host_that_stands_by_with_what_they_have_said_last(job: Le
     assert job.whereabouts == ([], [], [4711])
     assert job.came == [LAST_WORDS.hex()]
     assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
+
+
+def test_what_ranks_say_once_goes_with_them(job: Leaving) -> None:
+    """A rank at its end does not say so again: the host that comes would wait for it for ever."""
+    job.ranks = [Rank(0, finished=True), Rank(1, finished=True), Rank(2), Rank(3, exit_code=0)]
+    job.stands_by(job.accept)
+    assert job.leave()
+    (last,) = job.handed_over
+    assert (last.at_end, last.ended) == ([0, 1], [(3, 0, "nothing")])
 
 
 def test_where_one_can_not_be_dumped_all_go_on_here(job: Leaving) -> None:

@@ -63,7 +63,9 @@ CLOCKS_DIFFER = standby.SAME_CLOCK
 HOSTS = [Host("127.0.0.1", 1, (0,), 0), Host("127.0.0.1", 2, (1,), 0)]
 MOVE = Move(FACTS, 1, HOSTS, SECRET.hex(), "relay", time.monotonic(), [RANK])
 COME = Come(5, 2, left=True)
-HAND_OVER = HandOver("00", Steps(COME, Come(), Come(), [(3, COME)]), [], 1, 2.0, 3.0, 4.0)
+HAND_OVER = HandOver(
+    "00", Steps(COME, Come(), Come(), [(3, COME)]), [], [0], [(1, 0, "nothing")], 1, 2.0, 3.0, 4.0
+)
 
 
 @pytest.fixture(autouse=True)
@@ -86,6 +88,7 @@ def departure(standbys: list[Standby]) -> Departure:
         secret=SECRET,
         wait=0.0,
         is_interrupted=lambda: False,
+        known=lambda: (),
     )
 
 

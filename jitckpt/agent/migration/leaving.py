@@ -23,6 +23,7 @@ from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
+from jitckpt.decisions.recovery import Rank
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.hosts import link, visiting
@@ -82,15 +83,16 @@ class Departure:
         secret: bytes,
         wait: float,
         is_interrupted: Callable[[], bool],
+        known: Callable[[], Sequence[Rank]],
     ) -> None:
-        """standbys: who stands by now. secret: that the user gave to all hosts.
+        """standbys: who stands by now. secret: that the user gave to all hosts. known: all ranks.
 
         wait: seconds in which somebody may come to stand by. is_interrupted: whether the job was told to end.
         """
         self._mover, self._hosts, self._log, self._say = mover, hosts, log, say
         self._standbys, self._facts, self._secret = standbys, facts, secret
         self._barrier, self._messenger = barrier, messenger
-        self._wait, self._is_interrupted = wait, is_interrupted
+        self._wait, self._is_interrupted, self._known = wait, is_interrupted, known
         self._until: float | None = None  # somebody may come
         self._handed_over = False
 
@@ -183,11 +185,14 @@ class Departure:
         said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
         taken = self._hosts.take()
         said += [one for one in taken if isinstance(one, Arrived)]
-        known = None if self._messenger is None else self._messenger.known
+        steps = None if self._messenger is None else self._messenger.known
+        ranks = self._known()
         hand_over = HandOver(
             "" if self._barrier is None else self._barrier.content.hex(),
-            None if known is None else told_of(known),
+            None if steps is None else told_of(steps),
             [Unheard(one.host, agents.encode(one.message), one.data.hex()) for one in said],
+            [one.rank for one in ranks if one.finished],
+            [(one.rank, one.exit_code, one.told) for one in ranks if one.exit_code is not None],
             sent.size,
             dump_seconds,
             transfer,
