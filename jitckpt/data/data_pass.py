@@ -235,6 +235,11 @@ class Pass(ABC):
         """Whether the batch that was handed out is known to be the last one."""
         return False
 
+    @property
+    def may_be_at_last(self) -> bool:
+        """Whether a batch was handed out, and it is the last one, as far as is known."""
+        return self.state.batches > 0
+
     def _handed_out(self, batch: Any) -> Any:
         return batch
 
@@ -421,10 +426,18 @@ class _MapPass(_PlainPass):
 
     @property
     def is_at_last(self) -> bool:
+        length = self._length()
+        return length is not None and self.state.batches >= length
+
+    @property
+    def may_be_at_last(self) -> bool:
+        return super().may_be_at_last and (self._length() is None or self.is_at_last)
+
+    def _length(self) -> int | None:
         try:
-            return self.state.batches >= len(self._plain._index_sampler)
+            return len(self._plain._index_sampler)
         except TypeError:  # a sampler without a length
-            return False
+            return None
 
     def _indices(self, sampler: Iterable[Any]) -> Iterator[Any]:
         """Iterate the sampler; in a pass that goes on, from where it was."""

@@ -11,7 +11,7 @@ import sys
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import starmap
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 import torch
@@ -40,6 +40,7 @@ _KEPT_OF_A_PASS = ("seed", "begun", "own", "ahead", "chosen", "at_start", "now",
 _TOLD = "_jitckpt_epoch"  # what a sampler was told last
 _EMPTY = torch.zeros(0, dtype=torch.uint8, device="cpu")
 _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
+Asked = tuple[CodeType, int]  # the code that has asked for a minibatch, and where in it
 
 
 STEPS_IN_BATCHES = (
@@ -71,6 +72,7 @@ class Loop:
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
         pass_begins: Callable[[], None] = lambda: None,
         drawn: Callable[[int], None] = lambda number: None,
+        at_last: Callable[[Asked], None] = lambda asked: None,
         head: Head | None = None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch, in this frame.
@@ -79,14 +81,16 @@ class Loop:
         made since the last one. write_again: write what this rank alone knows after the last step once more.
         put_back: put the state back that the job was restored to, whatever the script has done since the loop
         began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch;
-        pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch. head:
-        looks at what it computes outside of its loops.
+        pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch.
+        at_last: it may be at a loop's end, as boundary will say; it asks there. head: looks at what it
+        computes outside of its loops.
         """
         self.is_used = False
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
         self._epoch_begins, self._pass_begins, self._drawn = epoch_begins, pass_begins, drawn
+        self._at_last = at_last
         self._between = BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
@@ -145,6 +149,8 @@ class Loop:
                 self._iteration = step + 1
                 self._put_numbers()
                 yield step
+            caller = sys._getframe(1)
+            self._at_last((caller.f_code, caller.f_lasti))
             self._reached()
             self._in_steps = False
             self._no_loop_goes_on()
@@ -330,6 +336,8 @@ class Loop:
 
     def next_batch(self, one: Pass, number: int, frame: FrameType | None = None) -> Any:
         """Return the next batch of a pass; the script, in this frame, is between two minibatches."""
+        if frame is not None and one.may_be_at_last:
+            self._at_last((frame.f_code, frame.f_lasti))
         self._reached(frame)
         self._leave_dropped()
         newest, minibatches = self._newest
@@ -354,8 +362,10 @@ class Loop:
         self._put_numbers()
         return batch
 
-    def leave(self, one: Pass) -> None:
-        """The script has left the loop over this pass."""
+    def leave(self, one: Pass, asked: Asked | None = None) -> None:
+        """The script has left the loop over this pass. asked: where it had asked for a batch."""
+        if asked is not None:
+            self._at_last(asked)
         self._reached()
         one.end(left=True)
         self._ended()
@@ -579,6 +589,8 @@ class Batches:
 class Iteration:
     """One pass, as the script iterates it."""
 
+    _asked: Asked | None = None  # for the newest batch
+
     def __init__(self, loop: Loop, loader: Iterable[Any], *, counts_on: bool = False) -> None:
         """counts_on: an `enumerate` around it counts the batches from before a restart, too."""
         self._pass: Pass | None = None
@@ -599,6 +611,7 @@ class Iteration:
         if self._done:
             counted.go_on(self, frame, self._done)
             self._done = 0
+        self._asked = frame.f_code, frame.f_lasti
         try:
             return self._loop.next_batch(self._pass, self._number, frame)
         except StopIteration:
@@ -609,13 +622,13 @@ class Iteration:
         """Nothing more is asked for: for who does not leave a for statement."""
         if self._pass is not None:
             if not self._pass.state.ended:
-                self._loop.leave(self._pass)
+                self._loop.leave(self._pass, self._asked)
             self._pass = None
 
     def __del__(self) -> None:
         if self._pass is not None and not self._pass.state.ended:
             if _left_by_the_script():
-                self._loop.leave(self._pass)
+                self._loop.leave(self._pass, self._asked)
             else:
                 self._loop.drop(self._pass)
             self._pass.drop()

@@ -1,7 +1,6 @@
 """A pass over a loader in a loop of the script's own, whose counts beside the batches go on as well."""
 
 import dis
-import sys
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
@@ -20,25 +19,13 @@ COUNTED = (
 
 
 class ScriptPass(Iteration):
-    """One pass.
-
-    What the loop sets and the code behind it reads is kept: a restart at an epoch's end comes there without
-    batches.
-    """
+    """One pass."""
 
     def __init__(self, job: Job, loader: Iterable[Any], frame: FrameType) -> None:
         """frame: it iterates the loader."""
         super().__init__(job.loop, loader, counts_on=True)
-        self._job, self._given = job, 0
         if function := counts_beside(frame):
             protection.tell(COUNTED.format(function=function))
-
-    def __next__(self) -> Any:
-        frame = sys._getframe(1)
-        if self._given == 1:
-            self._job.keep_what_is_read_behind(frame)
-        self._given += 1
-        return self._next(frame)
 
 
 def counts_beside(frame: FrameType) -> str:

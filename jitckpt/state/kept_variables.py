@@ -96,6 +96,8 @@ class KeptVariables:
         self._values: dict[str, dict[str, Any]] = {}  # while they are looked at
         self._owners: dict[str, Owner] = {}  # of these
         self._names: dict[str, set[str]] = {}
+        self._behind: dict[str, set[str]] = {}  # of these, what is looked at where a loop may be at its end
+        self.is_at_last = False  # it may be there
         self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
         self._aliases: dict[tuple[str, str], tuple[str, str]] = {}  # other names, of what is kept under these
         self._attributes = PlainAttributes(
@@ -149,6 +151,7 @@ class KeptVariables:
         An object that another variable has is kept there, until one of them is set to something else.
         """
         self._begin(place)
+        self._behind.get(place, set()).discard(name)
         if name in self._names[place]:
             return
         if (other := self._other_name(place, name, value)) is not None:
@@ -176,6 +179,14 @@ class KeptVariables:
         if name in self._names[place]:
             self._first[place].pop(name, None)
             self._attributes.has_changed(place, name)
+
+    def follow_behind(self, place: str, name: str, value: object) -> None:
+        """Keep a variable as it is where a loop may be at its end; there alone it is looked at."""
+        if name in self._names.get(place, ()) and name not in self._behind.get(place, ()):
+            return
+        self._begin(place)
+        self._behind.setdefault(place, set()).add(name)
+        self.follow_changed(place, name, value)
 
     def keeps(self, place: str, name: str, value: object) -> bool:
         """Return whether a variable is kept, under this name or as an object that has another one, too."""
@@ -331,7 +342,9 @@ class KeptVariables:
     def _fill(self, place: str, scope: Mapping[str, Any]) -> None:
         values = self._values[place]
         values.clear()
-        values.update({name: scope[name] for name in sorted(self._names[place]) if name in scope})
+        hidden = () if self.is_at_last else self._behind.get(place, ())
+        names = [name for name in sorted(self._names[place]) if name in scope and name not in hidden]
+        values.update({name: scope[name] for name in names})
 
     def _follow_parted(self, scopes: Scopes) -> None:
         """Keep the other names of what was kept under one name, once they have another object than that."""

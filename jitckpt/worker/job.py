@@ -304,6 +304,7 @@ class Job:
             epoch_begins=self._script.variables_of_epochs.look,
             pass_begins=self._script.pass_begins,
             drawn=self._batch_drawn,
+            at_last=self._script.keep_what_is_read_behind,
             head=self._head,
         )
 
@@ -437,13 +438,6 @@ class Job:
     def look_at_epochs(self, frame: FrameType, at: int) -> None:
         """Look at what a loop over epochs carries on that has begun before the job: at this place it asks."""
         self._script.variables_of_epochs.look(frame, at)
-
-    def keep_what_is_read_behind(self, asking: FrameType) -> None:
-        """Keep what a loop over batches sets and the code behind it reads, such as the last loss.
-
-        asking: it asks for a batch, and has got one before.
-        """
-        self._script.keep_what_is_read_behind(asking)
 
     def put_back(self) -> None:
         """Put back once more what this rank alone knew after the restored step."""

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from types import FrameType
 
+from jitckpt.data.loop import Asked
 from jitckpt.state import kept
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow
@@ -37,6 +38,7 @@ class ScriptsState:
         """step: the newest that the host has ended. of_round: of the job's loops. say: of what is kept."""
         self._host, self._step, self._of_round = host, step, of_round
         self._say, self._warn = say, warn
+        self._nothing_behind: set[Asked] = set()  # where loops ask behind which nothing of theirs is read
         known: tuple[set[object], set[object]] = set(), set()
         self.variables = self._make_variables(given, job, *known, of_epochs=False)
         self.variables_of_epochs = self._make_variables(given, job, *known, of_epochs=True)
@@ -84,15 +86,20 @@ class ScriptsState:
             with suppress(Exception):
                 host.generators.follow(generators_from(sys._getframe(1), host.extra))
 
-    def keep_what_is_read_behind(self, asking: FrameType) -> None:
-        """Keep what a loop over batches sets and the code behind it reads, such as the last loss.
+    def keep_what_is_read_behind(self, asked: Asked) -> None:
+        """Keep what a loop of the job sets and the code behind it reads, such as the last loss.
 
-        asking: it asks for a batch, and has got one before.
+        A restart at the loop's end comes there without an iteration. asked: where the script has asked for a
+        minibatch; it may be at the loop's end.
         """
-        if (keeper := self._keeper) is None:
+        if (keeper := self._keeper) is None or asked in self._nothing_behind:
             return
-        for frame in frames_that_ask(asking)[-1:]:
-            keeper.follow(frame, read_behind(frame.f_code, frame.f_lasti), have_changed=True)
+        for frame in frames_that_ask(sys._getframe(1))[-1:]:
+            place = asked[1] if frame.f_code is asked[0] else frame.f_lasti
+            if names := read_behind(frame.f_code, place):
+                keeper.follow_behind(frame, names)
+            elif frame.f_code is asked[0]:
+                self._nothing_behind.add(asked)
 
     def pass_begins(self) -> None:
         """The script begins a pass over its batches, perhaps in a loop over epochs that nobody knows."""

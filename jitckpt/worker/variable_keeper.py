@@ -20,6 +20,11 @@ KEPT = (
 GIVEN_UP = (
     "No variables of the script are kept from here on: {error}. After a failure they are as it sets them."
 )
+NOT_KEPT_BEHIND = (
+    "Behind a loop over minibatches the script reads {name}, which the loop sets, and no save holds it (a "
+    "{kind}, which is not plain or too large). If a failure comes after the last minibatch, and before the "
+    "first one of the next loop, the restart comes there without it. Read in the loop what you need of it."
+)
 SHOWN = 8  # names
 
 
@@ -55,6 +60,8 @@ class VariableKeeper:
         self._is_off = False
         self._said: set[str] = set()
         self._elsewhere: dict[str, tuple[str, str]] = {}
+        self._is_at_last = False  # the loop may be at its end
+        self._said_behind: set[str] = set()
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
         """Learn what names lead to which no frame has: the place of each, and its name there."""
@@ -69,6 +76,27 @@ class VariableKeeper:
             for name in names:
                 if (variable := self._find(frame, name)) is not None:
                     follow(*variable)
+
+    def follow_behind(self, frame: FrameType, names: Iterable[str]) -> None:
+        """Keep what these names lead to, as the frame's loop is at its end: it is read behind that.
+
+        In other iterations it is not looked at.
+        """
+        if self._is_off:
+            return
+        self._is_at_last = True
+        with self._kept.looking(self._scopes(_frames(frame))):
+            for name in names:
+                if (variable := self._find(frame, name)) is not None:
+                    self._kept.follow_behind(*variable)
+                    self._name_if_not_kept(variable)
+
+    def _name_if_not_kept(self, variable: _Variable) -> None:
+        name = variable.name
+        if self._kept.keeps(*variable) or name in self._said_behind:
+            return
+        self._said_behind.add(name)
+        self._warn(NOT_KEPT_BEHIND.format(name=name, kind=type(variable.value).__qualname__))
 
     def keeps(self, frame: FrameType, name: str) -> bool:
         """Return whether what this name leads to is kept, with all that is in it."""
@@ -98,6 +126,7 @@ class VariableKeeper:
             built = self._built(frames) if is_new_round else {}
             self._depth = _depth(frames)
             scopes = self._scopes(frames)
+            self._kept.is_at_last, self._is_at_last = self._is_at_last, False
             with self._kept.looking(scopes, _objects(scopes)):
                 self._kept.take(scopes, built, same_round=not is_new_round)
         except Exception as error:

@@ -44,7 +44,6 @@ class Process:
             loop=self.loop,
             root=root,
             identity=SimpleNamespace(rank=0),
-            keep_what_is_read_behind=lambda asking: None,
             look_at_epochs=self._look_at_epochs,
         )
         self.looked_at: list[str] = []

@@ -159,7 +159,7 @@ def saved_after(number: int) -> tuple[Any, list[int]]:
 
 
 def job_of(loop: Loop) -> Any:
-    return SimpleNamespace(loop=loop, keep_what_is_read_behind=lambda asking: None)
+    return SimpleNamespace(loop=loop)
 
 
 def numbers() -> Any:
