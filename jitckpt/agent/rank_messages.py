@@ -12,6 +12,7 @@ from jitckpt.agent.hangs import Hangs
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.decisions.recovery import whole_steps
 from jitckpt.events import EventLog
+from jitckpt.ring import wishes
 from jitckpt.wire import protocol
 from jitckpt.wire.protocol import WorkerMessage
 
@@ -38,6 +39,7 @@ class RankMessages:
         self._hangs, self._log, self._save_id = hangs, log, save_id
         self._workers, self._registrations = workers, registrations
         self._watch_lifeline, self._all_registered = watch_lifeline, all_registered
+        self._saved_periodically: dict[int, set[int]] = {}  # shards, by steps of which there are not all yet
 
     def hear(self, rank: int, message: WorkerMessage) -> None:
         # Those are long, and of use for a moment or to the agent alone.
@@ -64,6 +66,8 @@ class RankMessages:
                 )
             case protocol.SaveWaits() | protocol.SaveBegun() | protocol.SaveEnded() | protocol.SaveFailed():
                 self._hear_of_save(rank, message)
+            case protocol.PeriodicSave():
+                self._hear_of_periodic_save(rank, message)
             case protocol.Warning():
                 self._telling.say(f"rank {rank}: {message.text}")
 
@@ -78,6 +82,13 @@ class RankMessages:
             case protocol.SaveFailed(save_id=self._save_id):
                 self._known.change(rank, save="failed")
                 self._telling.say(f"rank {rank} could not save: {message.reason}")
+
+    def _hear_of_periodic_save(self, rank: int, message: protocol.PeriodicSave) -> None:
+        shards = self._saved_periodically.setdefault(message.step, set())
+        shards.add(message.shard)
+        if len(shards) == self._known.rank(rank).shards:
+            wishes.note_saved_whole([worker.ring_fd for worker in self._workers.values()])
+            self._saved_periodically.clear()
 
     def _hear_of_end(self, rank: int, message: protocol.AtEnd | protocol.Finished) -> None:
         if isinstance(message, protocol.AtEnd):

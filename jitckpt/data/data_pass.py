@@ -431,7 +431,8 @@ class _MapPass(_PlainPass):
 
     @property
     def may_be_at_last(self) -> bool:
-        return super().may_be_at_last and (self._length() is None or self.is_at_last)
+        is_known = not self.state.ended and self._length() is not None
+        return self.is_at_last if is_known else super().may_be_at_last
 
     def _length(self) -> int | None:
         try:

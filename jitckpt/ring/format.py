@@ -1,7 +1,8 @@
 """How the rank-local states of the last few steps lie in a ring: memory that outlives the rank.
 
 Page 0 says whose ring it is, in its last word after which step the agent wants a save, in the one before
-whether the rank may end, and before that how far a rank is that writes no state any more.
+whether the rank may end, before that how far a rank is that writes no state any more, and before that
+whether a periodic save was whole.
 
 Then, for each slot (step modulo slots), two areas for the host part, which the writes of a step take in turn,
 so that one is whole once the first write is done; their checksum tells. Then, for each slot, a page of words
@@ -37,6 +38,8 @@ PART = struct.Struct("<I")
 WANTED = PAGE - WORD.size
 MAY_END = WANTED - WORD.size
 BEGUN = MAY_END - WORD.size
+SAVED_WHOLE = BEGUN - WORD.size
+FIRST_WORD = SAVED_WHOLE
 FIRST = 1  # number of a step's writes of an area
 NUMBERS = 0xFFFF
 LAST_STEP = 1 << 63
@@ -81,7 +84,7 @@ def limit_for(part: int, slots: int) -> int:
 
 def read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     data = os.pread(descriptor, PAGE, 0)
-    if not data[:BEGUN].strip(b"\0"):
+    if not data[:FIRST_WORD].strip(b"\0"):
         return None
     if len(data) < FILE_HEADER.size:
         raise SaveError("The memory of a rank's local state is damaged: it is too short.")
@@ -90,7 +93,7 @@ def read_header(descriptor: int) -> tuple[Identity, int, int] | None:
     size = os.fstat(descriptor).st_size
     if (
         magic != MAGIC
-        or end + 16 > BEGUN
+        or end + 16 > FIRST_WORD
         or digest(data[:end]) != data[end : end + 16]
         or size != PAGE + slots * (4 * area_bytes + PAGE)
     ):

@@ -3,8 +3,8 @@
 import os
 
 from jitckpt.ring.format import (
-    BEGUN,
     BLOB_HEADER,
+    FIRST_WORD,
     JSON,
     WORD,
     damage_is_said,
@@ -37,7 +37,7 @@ class Tail:
         Raises SaveError if the ring is damaged.
         """
         pieces = []
-        first = os.pread(self._descriptor, BEGUN, 0)
+        first = os.pread(self._descriptor, FIRST_WORD, 0)
         if first != self._first:  # the training has begun, or begun anew
             self._header, self._first, self._seen = read_header(self._descriptor), first, {}
             self.size = os.fstat(self._descriptor).st_size

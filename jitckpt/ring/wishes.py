@@ -1,9 +1,11 @@
-"""What an agent writes into its ranks' rings: after which step it wants a save, and that a rank may end."""
+"""What an agent writes into its ranks' rings: after which step it wants a save, that a rank may end, and
+that a periodic save is whole.
+"""
 
 import os
 from collections.abc import Sequence
 
-from jitckpt.ring.format import MAY_END, WANTED, WORD
+from jitckpt.ring.format import MAY_END, SAVED_WHOLE, WANTED, WORD
 from jitckpt.ring.local_state import step_of
 
 MARGIN = 3  # steps until a save that is asked for: all ranks have to hear of it before
@@ -36,3 +38,14 @@ def let_end(descriptor: int) -> None:
 def may_end(descriptor: int) -> bool:
     """Return whether the rank of this ring may end, once its script is at its end."""
     return any(os.pread(descriptor, WORD.size, MAY_END))
+
+
+def note_saved_whole(descriptors: Sequence[int]) -> None:
+    """Tell the ranks of all these rings that a periodic save is whole: there is a file to go back to."""
+    for descriptor in descriptors:
+        os.pwrite(descriptor, WORD.pack(1), SAVED_WHOLE)
+
+
+def is_saved_whole(descriptor: int) -> bool:
+    """Return whether a periodic save of the job of this ring is whole, as far as the agent has heard."""
+    return any(os.pread(descriptor, WORD.size, SAVED_WHOLE))

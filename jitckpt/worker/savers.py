@@ -9,6 +9,7 @@ from torch.amp.grad_scaler import GradScaler
 from jitckpt.bindings import behind_proxy
 from jitckpt.bindings.interpose import Native
 from jitckpt.decisions import cut, memory_wanted
+from jitckpt.ring import wishes
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import starts
 from jitckpt.state.host_state import HostState
@@ -54,6 +55,7 @@ class Savers:
     ) -> None:
         """given: by the agent. found_scaler: the training's, where it has one that init was not given."""
         self._arguments, self._native, self._reporter = arguments, native, reporter
+        self._has_agent, self._ring = given is not None, ring.descriptor
         self._memory = None if given is None else given.memory
         self._whole = None if given is None else given.whole
         self._identity = arguments.identity
@@ -104,6 +106,7 @@ class Savers:
             report=self._reporter.report,
             warn=self._reporter.warn,
             snapshots=self.snapshots,
+            nothing_before=self.is_nothing_saved,
         )
 
     def learn_when_idle(self) -> None:
@@ -139,16 +142,17 @@ class Savers:
     def nothing_saved(self, is_so: bool) -> None:
         """Whether no step of the job was ever saved whole in files, as all ranks have found."""
         self._nothing_saved_before = is_so
-        if self._periodic is not None:
-            self._periodic.nothing_before = is_so
 
     def is_nothing_saved(self) -> bool:
         """Return whether there never was a file that the job could go back to.
 
         What memory had has been lost where the next start finds nothing of it.
         """
-        periodic = self._periodic is None or self._periodic.nothing_before
-        return self._nothing_saved_before and periodic
+        if not self._nothing_saved_before or self._periodic is None:
+            return self._nothing_saved_before
+        # Without an agent nobody tells whether the others have finished their parts of a periodic save.
+        has_saved = wishes.is_saved_whole(self._ring) if self._has_agent else self._periodic.has_saved
+        return not has_saved
 
     # The steps.
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from jitckpt.worker.saving.mirror import Mirror
-from jitckpt.worker.saving.outside_changes import CLOSURE, HEAD, INSIDE, OutsideChanges
+from jitckpt.worker.saving.outside_changes import AT_END, CLOSURE, HEAD, INSIDE, ONCE, OutsideChanges
 
 
 class Copies:
@@ -35,8 +35,8 @@ class Loop:
         self.step = 0
         self.outside.begins(0, self.parameters)
 
-    def forward(self, *, boundary: bool = False) -> None:
-        self.outside.minibatch_begun(self.step + 1, boundary=boundary)
+    def forward(self, *, boundary: bool = False, at_end: bool = False) -> None:
+        self.outside.minibatch_begun(self.step + 1, boundary=boundary, at_end=at_end)
 
     def optimize(self) -> None:
         self.outside.step_begun(self.step + 1)
@@ -78,6 +78,39 @@ def test_a_perturbation_is_refused_until_it_is_known_then_copied() -> None:
         loop.change(by=-0.25)
         loop.optimize()
     assert loop.warned == [INSIDE.format(size="8 bytes")]
+
+
+def test_a_first_change_that_does_not_come_in_each_minibatch_is_named_before_a_failure_meets_the_next() -> (
+    None
+):
+    """An average of the weights in their place at each epoch's end, say."""
+    loop = Loop()
+    for epoch in range(3):
+        loop.plain(2)
+        assert (ONCE in loop.warned) == (epoch > 0)
+        loop.change()
+        loop.change(by=-0.25)
+    loop.plain(2)
+    assert loop.warned.count(ONCE) == 1
+
+
+def test_what_is_changed_between_loops_is_copied_as_a_loop_ends_from_the_second_time_on() -> None:
+    """An average of the weights in their place for the evaluation at each epoch's end."""
+    loop = Loop()
+    for epoch in range(4):
+        for _ in range(3):
+            loop.optimize()
+            loop.forward(boundary=True)
+        loop.optimize()
+        loop.forward(boundary=True, at_end=True)
+        loop.change()
+        assert loop.is_saved() == (epoch > 0)
+        if epoch:
+            assert loop.outside.replacement(loop.step).copies["model.a"].item() == loop.step
+        loop.change(by=-0.25)
+    assert loop.warned == [AT_END.format(size="8 bytes")]
+    copied = {step for step, copies in loop.mirror.taken.items() if copies}
+    assert copied == {8, 12, 16}, "it is copied where nothing is changed"
 
 
 def test_another_parameter_than_those_that_are_copied_is_refused_once_more() -> None:
@@ -164,7 +197,7 @@ def test_what_is_done_now_and_then_is_refused_for_that_minibatch_alone() -> None
     loop.change()
     loop.forward()
     assert not loop.is_saved()
-    assert loop.warned == [HEAD]
+    assert loop.warned == [ONCE, HEAD]
 
 
 def test_what_is_done_before_every_minibatch_is_never_counted_to_the_step_before() -> None:

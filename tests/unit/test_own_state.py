@@ -1,9 +1,11 @@
 """What a rank alone knows is written in each step, once more where it has changed, and waited for."""
 
+import os
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
+from jitckpt.ring import local_state, wishes
 from jitckpt.worker.first_step import FirstStepWatch
 from jitckpt.worker.own_state import OwnState
 from jitckpt.worker.savers import Savers
@@ -125,13 +127,27 @@ def test_what_was_changed_behind_its_step_is_copied_again_or_not_saved() -> None
 
 def test_there_is_nothing_to_go_back_to_only_where_no_file_has_it() -> None:
     """What memory had is lost where nothing of it is found, and keeps no job from beginning anew."""
-    for before, base, periodic, expected in (
-        (True, 0, True, True),
-        (False, 0, True, False),
-        (True, 4, True, True),  # from memory
-        (True, 0, False, False),
+    for before, base, has_saved, expected in (
+        (True, 0, False, True),
+        (False, 0, False, False),
+        (True, 4, False, True),  # from memory
+        (True, 0, True, False),
     ):
         one = savers()
-        one._periodic = Mock(nothing_before=periodic)
+        one._periodic, one._has_agent = Mock(has_saved=has_saved), False
         one._nothing_saved_before, one.base = before, base
         assert one.is_nothing_saved() == expected
+
+
+def test_a_periodic_save_counts_once_the_agent_has_heard_that_it_is_whole() -> None:
+    """A failure while the others write their parts of the first one leaves nothing to go back to."""
+    one = savers()
+    ring = local_state.create()
+    try:
+        one._periodic, one._has_agent, one._ring = Mock(has_saved=True), True, ring
+        one._nothing_saved_before = True
+        assert one.is_nothing_saved()
+        wishes.note_saved_whole([ring])
+        assert not one.is_nothing_saved()
+    finally:
+        os.close(ring)

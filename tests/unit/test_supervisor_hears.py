@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator, Sequence
-from dataclasses import fields
+from dataclasses import fields, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -25,6 +25,7 @@ from jitckpt.decisions.recovery import Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, HostLost, Unclear, heard
+from jitckpt.ring import local_state, wishes
 from jitckpt.saves.starts import Superseded
 from jitckpt.wire import agents, protocol
 from jitckpt.wire.hosts import Host
@@ -89,6 +90,33 @@ def test_nonsense_from_another_host_is_noted_and_passed_over(said: list[Arrived 
     supervisor._requests.close()
     for event in log.events:
         assert event["event"] != "warning" or "host 1 says what makes no sense" in event["text"]
+
+
+def test_a_periodic_save_is_whole_once_all_shards_are_written() -> None:
+    """By then the ranks know that there is a file to go back to; half of one is nothing."""
+    ring = local_state.create()
+    worker: Any = SimpleNamespace(rank=0, ring_fd=ring)
+    written = [protocol.PeriodicSave(rank, rank, 5, "there", 1, 0.1) for rank in (0, 1)]
+    hosts: Any = TwoHosts([Arrived(1, agents.Said(1, protocol.encode(written[1]).decode()))])
+    supervisor = Supervisor(
+        workers=[worker],
+        log=EventLog(),
+        reports=NOBODY,
+        save_id=1,
+        save_deadline=60,
+        restarts_left=1,
+        hosts=hosts,
+    )
+    for rank in (0, 1):
+        supervisor._known.change(rank, registered=True, shard=rank, shards=2)
+    supervisor._messages.hear(0, written[0])
+    supervisor._messages.hear(0, replace(written[0], step=10))
+    assert not wishes.is_saved_whole(ring)
+    supervisor._hear_hosts()
+    assert wishes.is_saved_whole(ring)
+    supervisor._local_states.close()
+    supervisor._requests.close()
+    os.close(ring)
 
 
 @pytest.mark.parametrize("told", ["kill", "terminate"])

@@ -31,7 +31,9 @@ class Mirror:
             self._words = torch.zeros(2, dtype=torch.int64, pin_memory=True, device="cpu")
         turn = step % 2
         size = sum(_aligned(tensor.nbytes) for tensor in tensors.values())
-        if self._sets[turn].numel() != size:  # the old one stays as long as copies of steps in it are known
+        if (
+            tensors and self._sets[turn].numel() != size
+        ):  # the old one stays as long as copies of steps in it are known
             self._sets[turn] = torch.empty(size, dtype=torch.uint8, pin_memory=size > 0, device="cpu")
         address = self._words.data_ptr() + turn * self._words.element_size()
         self._write_word(address, 0, self._stream())  # what was there is whole no longer

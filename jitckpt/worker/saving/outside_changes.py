@@ -36,6 +36,18 @@ INSIDE = (
     "(or may have been: a parameter's `data` was taken). From now on they are copied to the host, {size}, as "
     "each minibatch begins; until the next one has begun, a failure takes the job back to an older save."
 )
+AT_END = (
+    "Parameters or optimizer state are changed between two loops over minibatches, outside of an optimizer "
+    "step (or may have been: a parameter's `data` was taken), as by an average in the weights' place for an "
+    "evaluation. From now on they are copied to the host, {size}, as such a loop ends. A failure in the first "
+    "such change would have taken the job back to an older save."
+)
+ONCE = (
+    "Parameters or optimizer state were changed outside of an optimizer step (or may have been: the `data` "
+    "of a parameter was taken), and not in every minibatch. If a failure comes while such a change lasts, as "
+    "that of an average in the weights' place does through an evaluation, the job goes back to an older "
+    "save, or begins anew if there is none."
+)
 CLOSURE = (
     "An optimizer calls its closure several times in one step. Its state is copied to the host, {size}, as "
     "each minibatch begins, from the second one on."
@@ -78,6 +90,9 @@ class OutsideChanges:
         self._tells_apart = False  # changes were seen: look when the forward pass begins, too
         self._after_every_step = True  # as far as was looked, and not before the first
         self._mirrored: frozenset[str] = frozenset()
+        self._mirrored_at_end: frozenset[str] = frozenset()  # of loops over minibatches
+        self._began_at_end = 0  # the newest minibatch before which such a loop has ended, perhaps
+        self._has_boundaries = False  # the loop tells them
         self.whole = False  # all is copied: the state of a step is there even while the next one is made
         self._said: set[str] = set()
 
@@ -92,14 +107,20 @@ class OutsideChanges:
         """The script takes a parameter's `data`, and may write there uncounted."""
         self._data_taken = True
 
-    def minibatch_begun(self, step: int, *, look: bool = False, boundary: bool = False) -> bool:
+    def minibatch_begun(
+        self, step: int, *, look: bool = False, boundary: bool = False, at_end: bool = False
+    ) -> bool:
         """The device is given the forward pass of `step`, or the loop says that its minibatch begins.
 
         look: somebody has taken the state after the step before, and wants to know whether that is still so.
+        at_end: at this boundary the loop may be at its end, and other things come before that minibatch.
         Returns whether it is another now; `is_counted` says whose the change is.
         """
         first = self._newest == self._base
-        if not (first or self._tells_apart or self.whole or look):
+        self._has_boundaries |= boundary
+        if at_end:
+            self._began_at_end = step
+        if not (first or self._tells_apart or self.whole or look or at_end):
             return False
         changed = bool(self._changes())
         if first:  # that state is on the disk, or the script builds it again
@@ -117,7 +138,9 @@ class OutsideChanges:
             self._after_every_step = False
         self._look_from_now()  # not before it is written down: the saver looks at any moment
         saved = self._saved()
-        names = saved.keys() if self.whole else self._mirrored
+        names = frozenset(saved) if self.whole else self._mirrored
+        if at_end:
+            names |= self._mirrored_at_end
         if self.whole:
             self._say(CLOSURE, names)
         self._mirror.take(step - 1, {name: saved[name] for name in names if name in saved})
@@ -147,15 +170,32 @@ class OutsideChanges:
         is_unknown = False
         if changes := self._changes():
             seen = self._minibatch(step)
-            if not self._tells_apart:
-                self._tells_apart = seen.unknown = is_unknown = True
+            is_at_end = self._began_at_end == step
+            if not (self._tells_apart or is_at_end):
+                seen.unknown = is_unknown = True
             else:
                 seen.inside, seen.names = True, frozenset(changes)
-                self._mirrored |= seen.names
-                self._say(INSIDE, self._mirrored)
+                self._note_inside(seen.names, is_at_end=is_at_end)
+            self._tells_apart = True
             self._look_from_now()
+        elif self._tells_apart and not self._has_boundaries and self._were_changed_once(step - 1):
+            self._say(ONCE)
         self._in_step = True
         return is_unknown
+
+    def _note_inside(self, names: frozenset[str], *, is_at_end: bool) -> None:
+        """These are changed in minibatches, so they are copied as one begins: each, or one behind a loop."""
+        if is_at_end:
+            self._mirrored_at_end |= names
+            self._say(AT_END, self._mirrored_at_end)
+        else:
+            self._mirrored |= names
+            self._say(INSIDE, self._mirrored)
+
+    def _were_changed_once(self, step: int) -> bool:
+        """Whether it is not known when something was changed before this step, and nothing was since."""
+        seen, after = self._minibatches.get(step), self._minibatches.get(step + 1)
+        return seen is not None and seen.unknown and (after is None or not after.before)
 
     def closure_again(self, step: int) -> None:
         """A step calls its closure once more, with parameters that are no more those of the step before."""

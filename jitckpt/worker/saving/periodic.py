@@ -59,9 +59,11 @@ class PeriodicSaver(BesideTraining):
         report: Callable[[protocol.WorkerMessage], None],
         warn: Callable[[str], None],
         snapshots: Snapshots | None = None,
+        nothing_before: Callable[[], bool] = lambda: False,
     ) -> None:
         """wanted_step: after which step the agent wants a save as well. snapshots: whose turn is before it.
 
+        nothing_before: whether no step of the job was ever saved whole.
         write_word(address, value, stream): have the device write 8 bytes in the order of the stream.
         """
         super().__init__(
@@ -80,7 +82,8 @@ class PeriodicSaver(BesideTraining):
         self._cancelled = -1  # the newest step whose save is not to be
         self._ending = threading.Lock()  # a save is committed or cancelled
         self._committed: Path | None = None  # the newest
-        self.nothing_before = False  # no step of the job was ever saved whole
+        self._nothing_before = nothing_before
+        self.has_saved = False  # its part of a step, once
 
     def is_due(self, step: int) -> bool:
         """Whether the state after `step` is to be saved."""
@@ -164,7 +167,7 @@ class PeriodicSaver(BesideTraining):
                 kind,
                 saver,
                 by=REASON,
-                nothing_before=self.nothing_before,
+                nothing_before=self._nothing_before(),
             ) as folder:
                 folder.add_tensors(layout.TENSORS_FILE, tensors)
                 folder.add_json(layout.STATE_FILE, document)
@@ -176,8 +179,7 @@ class PeriodicSaver(BesideTraining):
                         if not starts.is_superseded(self._root, self._identity.start):
                             folders.remove(path)
                         return
-                    self._committed = path
-                    self.nothing_before = False  # the others may have finished theirs
+                    self._committed, self.has_saved = path, True
             self._kept.remove_old(self._settings.keep)  # whoever is the last one sees the step whole
         except (JitckptError, OSError) as error:
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")
