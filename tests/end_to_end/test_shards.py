@@ -117,6 +117,35 @@ def test_what_has_no_replica_begins_anew_where_nothing_was_saved_yet(
     assert "Nothing older was ever saved, so the job begins anew" in result.err
 
 
+# In the first start rank 2 is killed as it commits its part of a periodic save, once the others have theirs.
+CUT = f"""
+import os, runpy, signal, sys, time
+from jitckpt.saves import folders
+
+def cut(self):
+    time.sleep(2)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+if (os.environ["RANK"], os.environ["TORCHELASTIC_RESTART_COUNT"]) == ("2", "0"):
+    folders.SaveFolder.commit = cut
+sys.argv[0] = {str(TRAINING)!r}
+sys.path.insert(0, os.path.dirname(sys.argv[0]))
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_a_first_periodic_save_that_is_cut_off_has_the_job_begin_anew(
+    launcher: Launcher, undisturbed: str
+) -> None:
+    """The others have written their parts of it, and then save a later step, in which rank 2 lacks."""
+    options = ["--checkpoint-dir", "ckpt", "--max-restarts", "1"]
+    result = launcher.run(*RUN, *options, launcher.script(CUT), "zero", "--save-every", "3")
+    assert result.status == 0, result.err
+    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    assert "No whole state could be saved" in result.err
+    assert "Nothing older was ever saved, so the job begins anew" in result.err
+
+
 def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launcher, undisturbed: str) -> None:
     """Rank 1 alone reads its shard and finds it damaged; the others learn of that from it."""
     command = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, "zero", "--save-every", "2"]

@@ -39,8 +39,8 @@ INSIDE = (
 AT_END = (
     "Parameters or optimizer state are changed between two loops over minibatches, outside of an optimizer "
     "step (or may have been: a parameter's `data` was taken), as by an average in the weights' place for an "
-    "evaluation. From now on they are copied to the host, {size}, as such a loop ends. A failure in the first "
-    "such change would have taken the job back to an older save."
+    "evaluation. From now on they are copied to the host, {size}, as such a loop ends. A failure in the "
+    "first such change would have taken the job back to an older save."
 )
 ONCE = (
     "Parameters or optimizer state were changed outside of an optimizer step (or may have been: the `data` "
