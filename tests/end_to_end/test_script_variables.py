@@ -85,6 +85,50 @@ def test_variables_of_functions_modules_and_objects_go_on(launcher: Launcher) ->
     assert_goes_on(launcher, PROGRAM, deaths, unsaid="that no save holds")
 
 
+BEHIND = """
+from torch.utils.data import IterableDataset
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return (data[number] for number in range(24))
+
+
+def train(job, loader, epoch):
+    for step, (x, y) in enumerate(job.batches(loader)):
+        loss = cross_entropy(model(x.cuda()), y.cuda())
+        at("forward", 10 * epoch + step)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        text = f"{epoch}: {len(x)}"
+        if step == 3:
+            break
+    return loss.item(), step, y.tolist(), text
+
+
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+optimizer = torch.optim.Adam(model.parameters(), 0.05)
+job = jitckpt.init(model=model, optimizer=optimizer)
+losses = []
+for epoch in job.epochs(4):
+    losses.append(train(job, DataLoader(data, 4, shuffle=True), epoch))
+    for x, y in job.batches(DataLoader(Stream(), 6)):
+        last = cross_entropy(model(x.cuda()), y.cuda())
+        at("stream", 10 * epoch + len(losses))
+        optimizer.zero_grad()
+        last.backward()
+        optimizer.step()
+    losses.append((last.item(), x.sum().item()))
+end(model, [losses])
+"""
+
+
+def test_what_is_read_behind_a_loop_is_there_after_a_failure_in_the_next_one(launcher: Launcher) -> None:
+    """A restart at a loop's end comes there without a batch: the last loss would have no value."""
+    assert_goes_on(launcher, BEHIND, "1 stream 1 0 forward 10 1 forward 30", unsaid="no save holds")
+
+
 RELOADING = """
 import copy, functools
 from dataclasses import dataclass

@@ -1044,3 +1044,21 @@ def test_what_can_not_be_kept_of_an_object_was_not_deleted() -> None:
     opaque.total += 1
     keeper.take(frame)
     assert [*keeper.saved().values()] == [{"total": 1}]
+
+
+def test_what_is_read_behind_a_loop_is_kept_as_it_ends_alone() -> None:
+    """Each iteration makes it anew, so in none but the last it is looked at; what is too large is named."""
+    keeper = Keeper()
+    frame = sys._getframe()
+    loss, large, saves = torch.zeros(()), torch.zeros(1), []
+    for epoch in range(2):
+        for step in range(3):
+            loss, large = torch.tensor(10.0 * epoch + step), torch.zeros(300, 300)
+            if step == 2:
+                keeper.follow_behind(frame, ["loss", "large"])
+            keeper.take(frame)
+            saves.append({name: value for of in keeper.saved().values() for name, value in of.items()})
+    assert (loss.item(), large.numel()) == (12.0, 90_000)
+    assert saves == [{}, {}, {"loss": torch.tensor(2.0)}, {}, {}, {"loss": torch.tensor(12.0)}]
+    (named,) = keeper.warned
+    assert "the script reads large, which the loop sets, and no save holds it (a Tensor" in named
