@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from jitckpt._seen import all_same
 from jitckpt.bindings.interpose import stream_of
 from jitckpt.bindings.memory import bytes_at
 from jitckpt.encoding import tensor_file
@@ -66,8 +67,10 @@ class Recorder:
         unchanged = self._unchanged
         if unchanged is None:
             return False
-        for look in unchanged.looks:
-            if not look.is_same():
+        if not all_same(unchanged.looks):
+            return False
+        for one in unchanged.others:
+            if not one.is_same():
                 return False
         taken = self._taken
         for name, read in unchanged.going_on:
@@ -142,10 +145,15 @@ class Recorder:
         unchanged = self._unchanged
         if unchanged is None:
             return False
-        for look in unchanged.looks:
-            if not look.is_same():
+        if not all_same(unchanged.looks):
+            return False
+        for one in unchanged.others:
+            if not one.is_same():
                 return False
-        return all(read() == self._taken.data[name] for name, read in unchanged.going_on)
+        for name, read in unchanged.going_on:
+            if read() != self._taken.data[name]:
+                return False
+        return True
 
     def _end_provisional(self, step: int) -> None:
         """The step has changed nothing of the last write on the host, where the region is named already."""

@@ -106,11 +106,13 @@ class Shared(NamedTuple):
 class Unchanged(NamedTuple):
     """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
 
-    going_on: of what may have gone on (the device's random numbers, and the loop's), the names in the state,
-    and functions that return their bytes now.
+    looks: are asked in one call. others: where more than a look is needed. going_on: of what may have gone on
+    (the device's random numbers, and the loop's), the names in the state, and functions that return their
+    bytes now.
     """
 
-    looks: tuple[Seen | PlainAttributes | ScriptGenerators | KeptVariables, ...]
+    looks: tuple[Seen, ...]
+    others: tuple[PlainAttributes | ScriptGenerators | KeptVariables, ...] = ()
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -253,9 +255,12 @@ class HostState:
             of_loop = self.loop.look()
             going_on.append((NUMBERS, self.loop.numbers))
         attributes = None if self.model is None else self.model.attributes
-        every = (of_loop, of_random, of_model, attributes, self.generators, self.variables)
-        looks = tuple([one for one in every if one is not None])
-        return Unchanged(looks, tuple(going_on))
+        every = [one for one in (attributes, self.generators, self.variables) if one is not None]
+        looks = [
+            one for one in (of_loop, of_random, of_model, *(each.told for each in every)) if one is not None
+        ]
+        others = [one for one in every if one.told is None]
+        return Unchanged(tuple(looks), tuple(others), tuple(going_on))
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
