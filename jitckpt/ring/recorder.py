@@ -65,9 +65,7 @@ class Recorder:
         alone. There all is cold in the caches, so little code is touched and nothing made anew.
         """
         unchanged = self._unchanged
-        if unchanged is None:
-            return False
-        if not all_same(unchanged.looks):
+        if unchanged is None or not all_same(unchanged.looks):
             return False
         for one in unchanged.others:
             if not one.is_same():
@@ -143,17 +141,12 @@ class Recorder:
     def is_as_written(self) -> bool:
         """Whether the state is what was written last, as far as that can be told at once."""
         unchanged = self._unchanged
-        if unchanged is None:
-            return False
-        if not all_same(unchanged.looks):
+        if unchanged is None or not all_same(unchanged.looks):
             return False
         for one in unchanged.others:
             if not one.is_same():
                 return False
-        for name, read in unchanged.going_on:
-            if read() != self._taken.data[name]:
-                return False
-        return True
+        return all(read() == self._taken.data[name] for name, read in unchanged.going_on)
 
     def _end_provisional(self, step: int) -> None:
         """The step has changed nothing of the last write on the host, where the region is named already."""

@@ -118,7 +118,7 @@ WRITES: dict[str, Callable[[WithAttributes], object]] = {
     "cleared": lambda one: vars(one).clear(),
     "one more": lambda one: setattr(one, "more", 1),
     "one more by setdefault": lambda one: vars(one).setdefault("more", 1),
-    "another dict": lambda one: setattr(one, "__dict__", {}) or vars(one).update(number=1),
+    "another dict": lambda one: setattr(one, "__dict__", {"number": 1}),
 }
 
 
