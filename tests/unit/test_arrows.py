@@ -61,7 +61,7 @@ PYTHON = {
     "encoding": "errors",
     "console": "system",
     "system": "bindings wire errors _seen",
-    "bindings": "wire errors",
+    "bindings": "wire errors _tensors",
     "wire": "errors",
     "errors": "",
 }
