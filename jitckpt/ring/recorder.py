@@ -153,7 +153,8 @@ class Recorder:
         self._provisional = 0
         taken = self._taken
         if taken.on_device and taken.content is not None:
-            self._write_region(step, True, taken.content.regions[True])
+            region = self._ring.regions(step)[True] = taken.content.regions[True]
+            self._write_region(step, True, region)
 
     def _write_taken(self, step: int, final: bool, beside: bool = False) -> bool:
         """Write what was taken; False if it was too large, and something was left out."""
@@ -178,6 +179,7 @@ class Recorder:
         self._ring.write_host(step, blob)
         self._provisional = 0 if final or (beside and taken.on_device) else step
         if taken.on_device:
+            known[area] = regions[area]
             self._write_region(step, area, regions[area])
         return True
 
@@ -193,12 +195,11 @@ class Recorder:
         return regions
 
     def _write_region(self, step: int, final: bool, region: Region) -> None:
-        taken, ring = self._taken, self._ring
-        ring.regions(step)[final] = region
+        taken = self._taken
         source = taken.source or self._staging.gather(taken.on_device)
         if self._stream is None:
             self._stream = stream_of(self._staging.device)
-        place = ring.device_area(step, final)
+        place = self._ring.device_area(step, final)
         self._write_area(place, word_of(step, region.number), source, self._stream())
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:
