@@ -633,6 +633,7 @@ def test_what_is_captured_is_told_when_it_is_replayed(
     model = nn.Linear(2, 2)
     optimizer = sgd(model)
     attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    monkeypatch.setattr(captured_graphs, "capturing", [object()])
     monkeypatch.setattr(captured_graphs, "is_now", lambda: True)
     forward_backward(model)
     optimizer.step()
