@@ -29,7 +29,7 @@ class GraphListener(Protocol):
         """It is enqueued."""
 
 
-_capturing: list[CUDAGraph] = []
+capturing: list[CUDAGraph] = []  # empty in nearly all calls of a hook: then `is_now` need not be asked
 _steps_in: WeakKeyDictionary[CUDAGraph, WeakSet[Optimizer]] = WeakKeyDictionary()  # if its capture was seen
 _listeners: WeakSet[GraphListener] = WeakSet()
 
@@ -44,7 +44,7 @@ _seen = _Seen()
 
 def is_now() -> bool:
     """Return whether what this thread puts on its stream becomes a part of a graph."""
-    return bool(_capturing) and torch.cuda.is_current_stream_capturing()
+    return bool(capturing) and torch.cuda.is_current_stream_capturing()
 
 
 def replays() -> int:
@@ -79,8 +79,8 @@ def watch() -> None:
 
 
 def _optimizer_stepped(optimizer: Optimizer, *_: object) -> None:
-    if is_now():
-        for graph in _capturing:
+    if capturing and is_now():
+        for graph in capturing:
             _steps_in[graph].add(optimizer)
 
 
@@ -90,11 +90,11 @@ def _watch_captures() -> None:
     def capture_begin(self: CUDAGraph, *arguments: Any, **options: Any) -> None:
         begin(self, *arguments, **options)
         _steps_in[self] = WeakSet()
-        _capturing.append(self)
+        capturing.append(self)
 
     def capture_end(self: CUDAGraph) -> None:
-        if self in _capturing:
-            _capturing.remove(self)
+        if self in capturing:
+            capturing.remove(self)
         end(self)
 
     CUDAGraph.capture_begin = capture_begin  # type: ignore[method-assign]

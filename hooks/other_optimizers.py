@@ -56,14 +56,14 @@ class OtherOptimizers:
             handle.remove()
 
     def _begins(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return
         if id(optimizer) not in self._ids and optimizer not in self._innocent:
             self._begun[optimizer] = self._steps
             self._listener.other_step_begins()
 
     def _ends(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return
         if id(optimizer) in self._ids:
             self._steps += 1

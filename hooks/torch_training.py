@@ -242,7 +242,7 @@ class TrainingHooks:
 
     def _forward_begins(self, module: nn.Module | None, inputs: object) -> None:
         # Else an evaluation, which trains nothing, or one that is captured and does nothing now.
-        if torch.is_grad_enabled() and not captured_graphs.is_now():
+        if torch.is_grad_enabled() and not (captured_graphs.capturing and captured_graphs.is_now()):
             if self._in_minibatch:
                 if not self._in_step:
                     self._listener.passed_again(self.step + 1)
@@ -252,7 +252,7 @@ class TrainingHooks:
                 self._on_phase(self.step + 1, "forward")
 
     def _forward_ends(self, module: nn.Module | None, inputs: object, output: object) -> None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return
         # A pass after the step, and before the boundary, is an evaluation that takes gradients.
         if torch.is_grad_enabled() and (self._turns == 0 or self._in_step):
@@ -302,7 +302,7 @@ class TrainingHooks:
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return None
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         self._entered[id(outer)] += 1
@@ -346,7 +346,7 @@ class TrainingHooks:
         return watched
 
     def _end(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
@@ -386,7 +386,7 @@ class TrainingHooks:
     def _begin_any(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return None
         if not self.watched:
             self._optimizers, self._first_step = [weakref.ref(optimizer)], self.step + 1
@@ -411,7 +411,7 @@ class TrainingHooks:
         return None
 
     def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if captured_graphs.is_now():
+        if captured_graphs.capturing and captured_graphs.is_now():
             return
         if self._explicit:
             self._end(optimizer)

@@ -24,6 +24,12 @@ class Seen:
     def is_same(self) -> bool:
         """Whether all that was looked at is as it was: the very same objects, and the same bytes."""
 
+    def end(self) -> None:
+        """From now on it is not the same any more, whatever it has looked at."""
+
+def all_same(several: tuple[Seen, ...], /) -> bool:
+    """Return whether each of them is the same."""
+
 def gradients(parameters: list[Tensor], plain: type[Tensor], /) -> bytes | None:
     """Return address and bytes, 64 bits each, of those gradients that have some on a GPU, in one piece.
 

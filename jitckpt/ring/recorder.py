@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from jitckpt._seen import all_same
 from jitckpt.bindings.interpose import stream_of
 from jitckpt.bindings.memory import bytes_at
 from jitckpt.encoding import tensor_file
@@ -64,10 +65,10 @@ class Recorder:
         alone. There all is cold in the caches, so little code is touched and nothing made anew.
         """
         unchanged = self._unchanged
-        if unchanged is None:
+        if unchanged is None or not all_same(unchanged.looks):
             return False
-        for look in unchanged.looks:
-            if not look.is_same():
+        for one in unchanged.others:
+            if not one.is_same():
                 return False
         taken = self._taken
         for name, read in unchanged.going_on:
@@ -140,10 +141,10 @@ class Recorder:
     def is_as_written(self) -> bool:
         """Whether the state is what was written last, as far as that can be told at once."""
         unchanged = self._unchanged
-        if unchanged is None:
+        if unchanged is None or not all_same(unchanged.looks):
             return False
-        for look in unchanged.looks:
-            if not look.is_same():
+        for one in unchanged.others:
+            if not one.is_same():
                 return False
         return all(read() == self._taken.data[name] for name, read in unchanged.going_on)
 
@@ -152,7 +153,8 @@ class Recorder:
         self._provisional = 0
         taken = self._taken
         if taken.on_device and taken.content is not None:
-            self._write_region(step, True, taken.content.regions[True])
+            region = self._ring.regions(step)[True] = taken.content.regions[True]
+            self._write_region(step, True, region)
 
     def _write_taken(self, step: int, final: bool, beside: bool = False) -> bool:
         """Write what was taken; False if it was too large, and something was left out."""
@@ -177,6 +179,7 @@ class Recorder:
         self._ring.write_host(step, blob)
         self._provisional = 0 if final or (beside and taken.on_device) else step
         if taken.on_device:
+            known[area] = regions[area]
             self._write_region(step, area, regions[area])
         return True
 
@@ -192,12 +195,11 @@ class Recorder:
         return regions
 
     def _write_region(self, step: int, final: bool, region: Region) -> None:
-        taken, ring = self._taken, self._ring
-        ring.regions(step)[final] = region
+        taken = self._taken
         source = taken.source or self._staging.gather(taken.on_device)
         if self._stream is None:
             self._stream = stream_of(self._staging.device)
-        place = ring.device_area(step, final)
+        place = self._ring.device_area(step, final)
         self._write_area(place, word_of(step, region.number), source, self._stream())
 
     def _are_as_taken(self, parts: Mapping[str, Encoded]) -> bool:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from jitckpt._seen import Seen
 from jitckpt.state import parallel, plain_values
 from jitckpt.state.plain_values import AS_BUILT, SCALARS, Built, NotPlain, Place, TensorMark, TooMuch
 
@@ -57,6 +58,7 @@ class ChangedAttributes:
         self._dropped: set[str] = set()
         self.problems: list[str] = []  # sentences that name what changes and can't be saved
         self.looks = hasattr(owner, "__dict__")
+        self.told: Seen | None = None  # what tells that `changed` would return what it just did
         # torch's own optimizers keep nothing there; what the script has put there has a plain name.
         self._is_torchs = type(owner).__module__.startswith("torch.")
         known = self._known()
@@ -71,9 +73,14 @@ class ChangedAttributes:
 
     def changed(self) -> dict[str, Any]:
         """Return what has changed by now, by name; what can't be saved is put into `problems` once."""
+        if self.told is not None and self.told.is_same():
+            return self._changed
         known, there = set[int](), set()
+        told: Seen | None = self._look()
         for name, value in self._attributes():
             there.add(name)
+            if type(value) not in SCALARS:
+                told = None  # it may change in its place
             if not known and type(value) not in SCALARS:  # of torch's own optimizers none is as a rule
                 known = self._known()
             try:
@@ -83,11 +90,24 @@ class ChangedAttributes:
                     self._keep(name, value, known)
             except TooMuch:
                 self._drop(name)
-        self._changed = {name: told for name, told in self._changed.items() if name in there}
+        self._changed = {name: value for name, value in self._changed.items() if name in there}
+        self.told = told
         return self._changed
+
+    def _look(self) -> Seen:
+        """Look at which attributes there are and which objects they are."""
+        seen = Seen()
+        if self.looks:
+            attributes = vars(self._owner)
+            seen.attribute(self._owner, "__dict__")
+            seen.size(attributes)
+            for name in [*attributes]:
+                seen.entry(attributes, name)
+        return seen
 
     def restore(self, saved: Mapping[str, Any], *, in_place: bool = True) -> None:
         """Put back what `changed` returned; what there is no place for is named in `problems`."""
+        self.told = None
         for name, value in saved.items():
             here = vars(self._owner).get(name)
             try:

@@ -7,6 +7,7 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 """
 
 import inspect
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
@@ -42,7 +43,7 @@ from jitckpt.state.optimizer_state import (
     put_hyperparameters,
     states_of,
 )
-from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.state.plain_attributes import PlainAttributes, what_tells
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
 from jitckpt.state.unwrapping import unwrapped
@@ -106,11 +107,13 @@ class Shared(NamedTuple):
 class Unchanged(NamedTuple):
     """What tells that a rank-local state is as it was taken: nothing looks otherwise than it did.
 
-    going_on: of what may have gone on (the device's random numbers, and the loop's), the names in the state,
-    and functions that return their bytes now.
+    looks: are asked in one call. others: where more than a look is needed. going_on: of what may have gone on
+    (the device's random numbers, and the loop's), the names in the state, and functions that return their
+    bytes now.
     """
 
-    looks: tuple[Seen | PlainAttributes | ScriptGenerators | KeptVariables, ...]
+    looks: tuple[Seen, ...]
+    others: tuple[PlainAttributes | ScriptGenerators | KeptVariables, ...] = ()
     going_on: tuple[tuple[str, Callable[[], bytes]], ...] = ()
 
 
@@ -252,10 +255,13 @@ class HostState:
         if self.loop is not None and self.loop.is_used:
             of_loop = self.loop.look()
             going_on.append((NUMBERS, self.loop.numbers))
-        attributes = None if self.model is None else self.model.attributes
-        every = (of_loop, of_random, of_model, attributes, self.generators, self.variables)
-        looks = tuple([one for one in every if one is not None])
-        return Unchanged(looks, tuple(going_on))
+        every: list[tuple[Seen | None, PlainAttributes | ScriptGenerators | KeptVariables]] = []
+        if self.model is not None:
+            every.append((what_tells(self.model.attributes), self.model.attributes))
+        every += [(one.told, one) for one in (self.generators, self.variables) if one is not None]
+        looks = [of_loop, of_random, of_model, *(told for told, _ in every)]
+        others = tuple([one for told, one in every if told is None])
+        return Unchanged(tuple([one for one in looks if one is not None]), others, tuple(going_on))
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
@@ -265,6 +271,11 @@ class HostState:
 
     def shared_again(self, shared: Shared) -> Shared:
         """Return it with what was changed after the optimizers' own steps: by wrappers, and groups added."""
+        for part, optimizer in zip(shared.optimizers, self.optimizers, strict=False):
+            if optimizer.may_change_later or optimizer.has_new_parameters(part):
+                break
+        else:
+            return shared
         shared = self.with_new_groups(shared)
         parts = [
             part._replace(beside=optimizer.beside()) if optimizer.may_change_later else part
@@ -281,8 +292,9 @@ class HostState:
     def gradients(self) -> Gradients:
         """Return which parameters have a gradient now."""
         of: list[object] = [one.called for one in self.optimizers]
-        of += [] if self.model is None else [self.model.trained]
-        if [*map(id, of)] != [*map(id, self._gradients_of)]:
+        if self.model is not None:
+            of.append(self.model.trained)
+        if len(of) != len(self._gradients_of) or not all(map(operator.is_, of, self._gradients_of)):
             self._gradients_of = of
             self._gradients.follow(self.trained())
         return self._gradients.look()
@@ -317,7 +329,7 @@ class HostState:
 
     def updates_of_averages(self) -> list[int]:
         """Return what is another once an average of the model's has been updated."""
-        return [] if self.model is None else self.model.updates_of_averages()
+        return [] if self.model is None or not self.model.has_averages else self.model.updates_of_averages()
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""
@@ -338,7 +350,8 @@ class HostState:
         That of hardly any step is ever wanted, so as a rule it is copied and no more.
         """
         schedulers = [scheduler.state() for scheduler in self.schedulers]
-        averages = [] if self.model is None else self.model.counts_of_averages()
+        model = self.model
+        averages = [] if model is None or not model.has_averages else model.counts_of_averages()
         value = {"groups": groups, "schedulers": schedulers, "averages": averages}
         copied = _seen.plain_copy(value)
         if copied is not None:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import numpy
 from torch import Tensor
 
+from jitckpt._seen import Seen
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import counters, plain_values
@@ -229,6 +230,17 @@ class KeptVariables:
     def is_same(self) -> bool:
         """Whether `capture` and `capture_counters` would return the same objects."""
         return self._captured is self._given and self._counters.capture() is self._counted
+
+    @property
+    def told(self) -> Seen | None:
+        """What tells by itself that `is_same`; None if it is not now."""
+        if not self.is_same():
+            return None
+        seen = Seen()
+        seen.entry(vars(self), "_captured")
+        seen.entry(vars(self), "_counters")
+        seen.entry(vars(self._counters), "_told")
+        return seen
 
     def now(
         self,

@@ -52,6 +52,7 @@ class ModelState:
         self._passing: list[tuple[str, dict[str, Tensor | None], str, object]] = []  # not persistent, so far
         self._with_extra_state: list[tuple[str, nn.Module]] = []
         self._averages: list[AveragedModel] = []
+        self.has_averages = False
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
         self._leaves_attributes = False
@@ -66,6 +67,8 @@ class ModelState:
         self._flags = b""
         self._versions = b""
         self._parameters = _parameters_of(self._model)
+        # The parameters themselves, by name; another object once there are others.
+        self.trained: Mapping[str, Tensor] = self._parameters
         self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
         self._places = b""  # where it lies
         self._called: dict[int, str] = {}
@@ -90,6 +93,7 @@ class ModelState:
         if not self._leaves_attributes:
             self.attributes.look_again(owners_of(self._model))
         self._averages = [one for one in self._model.modules() if isinstance(one, AveragedModel)]
+        self.has_averages = bool(self._averages)
         for prefix, module in self._model.named_modules():
             for name in module._buffers:
                 full = f"{prefix}.{name}".lstrip(".")
@@ -106,11 +110,6 @@ class ModelState:
     def module(self) -> nn.Module:
         """The model without what wraps it, and its averages."""
         return self._model
-
-    @property
-    def trained(self) -> Mapping[str, Tensor]:
-        """The parameters themselves, by name; another object once there are others."""
-        return self._parameters
 
     @property
     def is_flattened(self) -> bool:
@@ -168,6 +167,7 @@ class ModelState:
             else parameter
             for name, parameter in found.items()
         }
+        self.trained = self._parameters
         self._cuts = parallel.cuts(self._model)
         self._aliases = _aliases(self._model)
         self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}

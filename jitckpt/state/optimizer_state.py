@@ -95,7 +95,10 @@ class OptimizerState:
         self.may_change_later = any(one.looks for one in attributes[1:])
         self._parameters: list[Tensor] = []
         self._seen: Seen | None = None  # tells when a tensor of the state is replaced
-        self._called: list[list[str]] = []
+        self._unchanged: tuple[Seen, ...] = ()  # tell that nothing but numbers is new, if there are any
+        self._beside = _NONE  # as it was captured last
+        # What the parameters were called as it was last captured; another object if they may be others.
+        self.called: list[list[str]] = []
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
         self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
@@ -128,15 +131,10 @@ class OptimizerState:
 
     def look_again(self) -> None:
         """Its state is made of others than before."""
-        self._seen = None
+        self._seen, self._unchanged = None, ()
 
     def parameters(self) -> list[Tensor]:
         return parameters_of(self.optimizer)
-
-    @property
-    def called(self) -> list[list[str]]:
-        """What the parameters were called as it was last captured; another object if they may be others."""
-        return self._called
 
     def named_parameters(self) -> dict[str, Tensor]:
         """Return its parameters by name."""
@@ -145,12 +143,16 @@ class OptimizerState:
 
     def with_new_groups(self, part: OptimizerPart) -> OptimizerPart:
         """Return what was captured with the names of parameters that were added since, as last ones."""
-        known = sum(map(len, part.names))
-        if sum(len(group["params"]) for group in self.optimizer.param_groups) == known:
+        if not self.has_new_parameters(part):
             return part
-        names = self.names()
+        names, known = self.names(), sum(map(len, part.names))
         are_last = [*chain(*names)][:known] == [*chain(*part.names)]
         return part._replace(names=names) if are_last else part
+
+    def has_new_parameters(self, part: OptimizerPart) -> bool:
+        """Whether its groups have more parameters, or fewer, than as this was captured."""
+        counts = [len(group["params"]) for group in self.optimizer.param_groups]
+        return sum(counts) != sum(map(len, part.names))
 
     def own_parameters(self) -> dict[str, Tensor]:
         """Return the parameters that are not the model's (fp32 masters, flat partitions), by name."""
@@ -214,8 +216,8 @@ class OptimizerState:
     def capture(self) -> OptimizerPart:
         """Take the state as it is now. Raises TreeError, naming the place, for what can't be saved."""
         tensors_seen.fetch(self._on_host)
-        if self._seen is None or not self._seen.is_same():
-            self._look()
+        if not (self._unchanged and _seen.all_same(self._unchanged)):
+            self._take()
         for key, tensor, version in self._elsewhere:
             if tensor._version != version:  # else it is a table that never changes
                 self.refusal = (
@@ -234,10 +236,19 @@ class OptimizerState:
             others=others,
             device=self._device,
             placements=self._placements,
-            names=self._called,
-            beside=self.beside(),
+            names=self.called,
+            beside=self._beside,
             same=self._same,
         )
+
+    def _take(self) -> None:
+        """Take all but numbers."""
+        if self._seen is None or not self._seen.is_same():
+            self._look()
+        self._beside = self.beside()
+        told = [one.told for one in self._attributes if one.told is not None]
+        can_tell = len(told) == len(self._attributes) and not (self._has_own_dict or self._loose)
+        self._unchanged = (self._seen, *told) if can_tell and self._seen is not None else ()
 
     def problems(self) -> list[str]:
         """Return sentences that name the attributes which change and can't be saved."""
@@ -298,7 +309,7 @@ class OptimizerState:
         self._put_own(tensors, whole)
         for attributes, saved in zip(self._attributes, beside.get("attributes", []), strict=False):
             attributes.restore(saved, in_place=not for_a_while)
-        self._seen = None
+        self._seen, self._unchanged = None, ()
 
     def __str__(self) -> str:
         return f"optimizer number {self.name.removeprefix('optimizer.')} (from 0)"
@@ -421,7 +432,7 @@ class OptimizerState:
 
     def _look(self) -> None:
         self._parameters = self.parameters()
-        self._seen, seen = None, Seen()
+        self._seen, self._unchanged, seen = None, (), Seen()
         for keeper, attribute in parallel.way_to_state(self.optimizer):
             seen.attribute(keeper, attribute)
         seen.attribute(self.optimizer, "param_groups")
@@ -429,8 +440,8 @@ class OptimizerState:
         for group in self.optimizer.param_groups:
             seen.entry(group, "params")
             seen.elements(group["params"])
-        self._called = self.names()
-        self.is_restructured |= self._called != self._built_groups
+        self.called = self.names()
+        self.is_restructured |= self.called != self._built_groups
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
         self._loose, self._same = [], {}
         for name, parameter in self.own_parameters().items():

@@ -131,6 +131,7 @@ class PlainAttributes:
         self._inside: dict[Key, dict[Place, tuple[str, ...]]] = {}  # where others' values are in these
         self._around: list[Key] = []  # what is to be looked at once more
         self._seen = Seen()  # all else
+        self.told = Seen()  # that, while others take its word for all: see what_tells
         self._changed: dict[str, dict[str, Any]] = {}
         self.problems: list[str] = []  # sentences that name what is not kept
         self.look_again(owners)
@@ -165,6 +166,7 @@ class PlainAttributes:
 
     def has_changed(self, path: str, name: str) -> None:
         """Keep an attribute that is looked at from now on: it has changed by now."""
+        self.told.end()
         self._marks[path, name] = _UNKNOWN
         self._built.pop((path, name), None)
         self._places.pop((path, name), None)
@@ -212,8 +214,7 @@ class PlainAttributes:
 
     def is_same(self) -> bool:
         """Whether `changed` would return the same object."""
-        before = self._changed
-        return self.changed() is before
+        return self._changed is self.changed()  # as it was, before it is asked
 
     def restore(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
         """Put back what `changed` returned; what there is no place for is named in `problems`."""
@@ -293,6 +294,7 @@ class PlainAttributes:
                 else:
                     by_value.append(key)
         has_changed |= self._look_for_deleted()
+        self.told.end()
         self._seen, self._by_value = seen, [key for key in by_value if key not in self._dropped]
         return has_changed
 
@@ -511,11 +513,19 @@ class AttributesNow(PlainAttributes):
         """owners: as of the others, with objects of their own."""
         for name, value in vars(others).items():
             setattr(self, name, copy.copy(value) if isinstance(value, dict | list | set) else value)
-        self._owners, self.problems = owners, []
+        self._owners, self.problems, self.told = owners, [], Seen()
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
         value = vars(self._owners[key[0]].object).get(key[1])
         return not plain_values.is_on_device(value) and super()._look_at(key, visited)
+
+
+def what_tells(kept: PlainAttributes) -> Seen | None:
+    """Return what tells by itself whether `is_same`; most objects have settings alone. Else None."""
+    if kept._by_value or kept._around or kept._same or any(kept._tensors.values()):
+        return None
+    kept.told = kept._seen
+    return kept.told
 
 
 def _named(path: str, name: str) -> str:

@@ -7,6 +7,7 @@ been used since it was found the script builds again, so it is in no save.
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from jitckpt._seen import Seen
 from jitckpt.data import generators
 from jitckpt.data.kept_generator import KeptGenerator
 from jitckpt.encoding.tree_codec import Encoded, Json
@@ -59,6 +60,15 @@ class ScriptGenerators:
         """Whether `capture` would return the same object."""
         before = self._captured
         return not self._kept or self.capture() is before
+
+    @property
+    def told(self) -> Seen | None:
+        """What tells by itself that `is_same`, while there are none; None else."""
+        if self._kept:
+            return None
+        seen = Seen()
+        seen.size(self._kept)
+        return seen
 
     def restore(self, saved: Mapping[str, Any] | None) -> None:
         """Put back what `capture` returned, decoded: into those that are there, and that are found later."""

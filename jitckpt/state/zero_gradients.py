@@ -45,14 +45,18 @@ class GradientsSeen:
 
     def __init__(self) -> None:
         self._parameters: tuple[Tensor, ...] = ()
-        self._names: tuple[str, ...] = ()
+        self._last = Gradients()
 
     def follow(self, parameters: Mapping[str, Tensor]) -> None:
         """Look at these from now on."""
-        self._names, self._parameters = (*parameters,), (*parameters.values(),)
+        self._last, self._parameters = Gradients((*parameters,)), (*parameters.values(),)
 
     def look(self) -> Gradients:
-        return Gradients(self._names, tensors_seen.gradients_there(self._parameters))
+        """Return which there are now; the same object while these are the same."""
+        kinds = tensors_seen.gradients_there(self._parameters)
+        if kinds != self._last.kinds:
+            self._last = Gradients(self._last.names, kinds)
+        return self._last
 
 
 def put(parameters: Mapping[str, Tensor], saved: Mapping[str, int]) -> None:

@@ -107,7 +107,8 @@ class AroundSteps:
         """All that the host knows after `step` is there; changed: the device's state was, behind the step."""
         if changed and self._host.model is not None:
             self._history.hold(step, self._host.model.held())
-        self._read.settle(step)
+        if self._read.has_function:
+            self._read.settle(step)
         self._history.settle(step)  # last: a save that waits for this reads all that on another thread
 
     def _settle_check(self, step: int, changed: bool) -> None:
@@ -115,7 +116,7 @@ class AroundSteps:
 
     def _is_irregular(self) -> bool:
         """Whether a scheduler is not stepped in every minibatch."""
-        return self._history.is_irregular or self._read.is_irregular
+        return self._history.is_irregular or (self._read.has_function and self._read.is_irregular)
 
     @harmless
     def passed_again(self, step: int) -> None:
@@ -133,8 +134,10 @@ class AroundSteps:
         if self._lookouts.draws.is_looking:
             self._lookouts.draws.forward_ended()
         self._own.forward_ended(step)
-        self._lookouts.extra.forward_ended(step)
-        self._own.await_copy(step)
+        if self._lookouts.extra.is_looking:
+            self._lookouts.extra.forward_ended(step)
+        if self._own.has_copies:
+            self._own.await_copy(step)
 
     def step_begun(self, step: int) -> None:
         self._step_begins(step)
@@ -158,14 +161,19 @@ class AroundSteps:
     def _step_begins(self, step: int) -> None:
         self._lookouts.draws.step_begins()
         self._history.step_begins(step)
-        self._read.step_begins(step)
-        self._lookouts.extra.step_begins()
+        if self._read.has_function:
+            self._read.step_begins(step)
+        if self._lookouts.extra.is_looking:
+            self._lookouts.extra.step_begins()
         self._own.step_begins(step)
-        self._savers.optimizer_begins(step)
+        if self._savers.snapshots is not None:
+            self._savers.optimizer_begins(step)
         is_unknown = self._outside.step_begun(step)
         self._savers.step_begun(step, is_unknown=is_unknown, may_settle=not self._loop.is_used)
-        self._check.step_begins()
-        self._own.await_copy_of_all(step)
+        if self._check.is_looking:
+            self._check.step_begins()
+        if self._own.has_copies:
+            self._own.await_copy_of_all(step)
 
     @harmless
     def closure_again(self, step: int) -> None:
@@ -190,9 +198,11 @@ class AroundSteps:
         shared = self._host.shared()
         self._history.add(step, shared)
         self._outside.ended(step, self._watched.after(shared), shared.all_tensors)
-        self._own.note_buffers()
+        if self._loop.is_used:
+            self._own.note_buffers()
         self._lookouts.step_ended(step, shared)
-        self._read.step_ended(step, oldest=step - self._kept)
+        if self._read.has_function:
+            self._read.step_ended(step, oldest=step - self._kept)
 
     @harmless
     def _step_is_over(self, step: int) -> None:

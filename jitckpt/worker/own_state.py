@@ -44,6 +44,7 @@ class OwnState:
         """has_barrier: no rank makes an optimizer step without this one's part in it."""
         self._host, self._loop, self._ring, self._recorder = host, loop, ring, recorder
         self._copies, self._has_barrier = copies, has_barrier
+        self.has_copies = copies is not None  # for which it may have to wait
 
     def told_before(self, step: int) -> None:
         """An adapter has all written before this step, and makes up what a failure may lose of it."""

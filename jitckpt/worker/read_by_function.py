@@ -28,7 +28,7 @@ class ReadByFunction:
     ) -> None:
         """has_function: the script has given one; else nothing is looked for."""
         self._host, self._hooks, self._warn = host, hooks, warn
-        self._has_function = has_function
+        self.has_function = has_function  # else it need be told of no step
         self._is_bare = not host.optimizers  # they are found as they make their steps
 
     @property
@@ -40,7 +40,7 @@ class ReadByFunction:
         """An optimizer is about to make this step."""
         if self.found is not None:
             self.found.step_begins(step)
-        if self._has_function:
+        if self.has_function:
             self._find(step)
 
     def step_ended(self, step: int, *, oldest: int) -> None:

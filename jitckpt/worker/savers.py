@@ -179,6 +179,7 @@ class Savers:
                 one.settled(step - 1)
 
     def optimizer_begins(self, step: int) -> None:
+        """It need not be told where there are no `snapshots`."""
         if self.snapshots is not None:
             self.snapshots.optimizer_begins(step, self._found_scaler())
 

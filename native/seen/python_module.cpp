@@ -26,12 +26,18 @@ struct Attribute {
   PyObject *object, *name, *value;
 };
 struct Entry {
-  PyObject *dict, *key, *value;
+  PyObject *key, *value;
 };
-struct Values {
-  PyObject *dict, *list;
+// Of one dict: some of its entries, which lie in one piece among those of all dicts; how many it has, if that
+// was looked at; and all its values, or null.
+struct Dict {
+  PyObject* dict;
+  size_t begin, end;
   Py_ssize_t size;
+  PyObject* values;
+  mutable uint64_t version;  // with which it was as it is here; 0: that was not seen yet
 };
+constexpr Py_ssize_t kAnySize = -1;
 struct Elements {
   PyObject *seen, *copy;  // a list, and what was in it
 };
@@ -54,11 +60,13 @@ struct Memory {
 // while all is compared.
 template <class... Kinds>
 using InKinds = std::tuple<std::deque<Kinds>...>;
-using Looks = InKinds<Attribute, Entry, Values, Elements, Size, Place, Memory>;
+using Looks = InKinds<Attribute, Dict, Elements, Size, Place, Memory>;
 
 struct Seen {
   PyObject_HEAD PyObject* held;
   Looks* looks;
+  std::deque<Entry>* entries;
+  bool has_ended;
 };
 
 Seen* seen_of(PyObject* self) { return reinterpret_cast<Seen*>(self); }
@@ -69,28 +77,49 @@ const char* data_of(const dlpack::Tensor& tensor) {
 
 // 1: as it was; 0: not; -1: a Python exception is set.
 
-int is_same(const Attribute& seen) {
+int is_same(const Attribute& seen, const Seen&) {
   PyObject* now = PyObject_GetAttr(seen.object, seen.name);
   Py_XDECREF(now);
   return now == nullptr ? -1 : now == seen.value;
 }
 
-int is_same(const Entry& seen) {
-  PyObject* now = PyDict_GetItemWithError(seen.dict, seen.key);
-  return now == nullptr && PyErr_Occurred() != nullptr ? -1 : now == seen.value;
+// What CPython changes with every change of a dict, and never uses twice; 0 where it has no such number, or
+// wants nobody to ask for it.
+uint64_t version_of(PyObject* dict) {
+#if PY_VERSION_HEX < 0x030C0000
+  return reinterpret_cast<PyDictObject*>(dict)->ma_version_tag;
+#else
+  static_cast<void>(dict);
+  return 0;
+#endif
 }
 
-int is_same(const Values& seen) {
-  if (PyDict_GET_SIZE(seen.dict) != seen.size) return 0;
-  if (seen.size == 0) return 1;
+bool is_untouched(const Dict& seen) { return seen.version != 0 && seen.version == version_of(seen.dict); }
+
+bool are_values_same(const Dict& seen) {
   Py_ssize_t position = 0;
   PyObject* value = nullptr;
   for (Py_ssize_t index = 0; PyDict_Next(seen.dict, &position, nullptr, &value) != 0; ++index)
-    if (value != PyList_GET_ITEM(seen.list, index)) return 0;
+    if (value != PyList_GET_ITEM(seen.values, index)) return false;
+  return true;
+}
+
+int is_same(const Dict& seen, const Seen& of) {
+  if (is_untouched(seen)) return 1;
+  const uint64_t version = version_of(seen.dict);
+  if (seen.size != kAnySize && PyDict_GET_SIZE(seen.dict) != seen.size) return 0;
+  if (seen.values != nullptr && seen.size != 0 && !are_values_same(seen)) return 0;
+  for (size_t index = seen.begin; index < seen.end; ++index) {
+    const Entry& entry = (*of.entries)[index];
+    PyObject* now = PyDict_GetItemWithError(seen.dict, entry.key);
+    if (now == nullptr && PyErr_Occurred() != nullptr) return -1;
+    if (now != entry.value) return 0;
+  }
+  seen.version = version;
   return 1;
 }
 
-int is_same(const Elements& seen) {
+int is_same(const Elements& seen, const Seen&) {
   const Py_ssize_t size = PyList_GET_SIZE(seen.copy);
   if (PyList_GET_SIZE(seen.seen) != size) return 0;
   for (Py_ssize_t index = 0; index < size; ++index)
@@ -98,13 +127,12 @@ int is_same(const Elements& seen) {
   return 1;
 }
 
-int is_same(const Size& seen) {
-  const Py_ssize_t now =
-      PyDict_CheckExact(seen.container) ? PyDict_GET_SIZE(seen.container) : PyObject_Size(seen.container);
+int is_same(const Size& seen, const Seen&) {
+  const Py_ssize_t now = PyObject_Size(seen.container);
   return now < 0 ? -1 : now == seen.size;
 }
 
-int is_same(const Place& seen) {
+int is_same(const Place& seen, const Seen&) {
   dlpack::Tensor now{};
   if (seen.api->tensor_of(seen.tensor, &now) != 0) return -1;
   const dlpack::Tensor& before = seen.before;
@@ -114,7 +142,7 @@ int is_same(const Place& seen) {
          std::equal(now.strides, now.strides + now.dimensions, numbers + now.dimensions);
 }
 
-int is_same(const Memory& seen) {
+int is_same(const Memory& seen, const Seen&) {
   return std::memcmp(seen.address, seen.bytes.data(), seen.bytes.size()) == 0;
 }
 
@@ -131,35 +159,40 @@ void prefetch_keys(PyObject* dict) {
 
 template <class Look>
 void prefetch_objects(const Look&) {}
-void prefetch_objects(const Entry& seen) { prefetch(seen.dict); }
+void prefetch_objects(const Attribute& seen) { prefetch(seen.object); }
+void prefetch_objects(const Dict& seen) { prefetch(&reinterpret_cast<PyDictObject*>(seen.dict)->ma_keys); }
 void prefetch_objects(const Size& seen) { prefetch(seen.container); }
 void prefetch_objects(const Place& seen) { prefetch(seen.tensor); }
-void prefetch_objects(const Values& seen) {
-  prefetch(seen.dict);
-  prefetch(seen.list);
-}
+void prefetch_objects(const Memory& seen) { prefetch(seen.address); }
 
 template <class Look>
 void prefetch_contents(const Look&) {}
-void prefetch_contents(const Entry& seen) { prefetch_keys(seen.dict); }
-void prefetch_contents(const Values& seen) {
-  if (seen.size == 0) return;
+void prefetch_contents(const Dict& seen) {
+  if (is_untouched(seen) || seen.size == 0) return;
   prefetch_keys(seen.dict);
-  prefetch(PySequence_Fast_ITEMS(seen.list));
+  if (seen.values != nullptr) prefetch(PySequence_Fast_ITEMS(seen.values));
 }
 
 // As is_same of one.
 template <class Look>
-int are_same(const std::deque<Look>& looks) {
+int are_same(const std::deque<Look>& looks, const Seen& of) {
   constexpr size_t at_a_time = 32;
   for (size_t begin = 0, count = looks.size(); begin < count; begin += at_a_time) {
     const size_t end = std::min(count, begin + at_a_time);
     for (size_t index = begin; index < end; ++index) prefetch_objects(looks[index]);
     for (size_t index = begin; index < end; ++index) prefetch_contents(looks[index]);
     for (size_t index = begin; index < end; ++index)
-      if (const int result = is_same(looks[index]); result != 1) return result;
+      if (const int result = is_same(looks[index], of); result != 1) return result;
   }
   return 1;
+}
+
+int are_same(const Seen& seen) {
+  if (seen.has_ended) return 0;
+  int result = 1;
+  std::apply([&](const auto&... kind) { ((result = are_same(kind, seen), result == 1) && ...); },
+             *seen.looks);
+  return result;
 }
 
 // How torch tells where a tensor lies; null with an exception set.
@@ -200,19 +233,44 @@ PyObject* attribute(PyObject* self, PyObject* args) {
   return result;
 }
 
+// Keeps a look at a dict, with those before if they are of the same; null with an exception set.
+template <class Add>
+PyObject* keep_of_dict(PyObject* self, std::initializer_list<PyObject*> objects, PyObject* dict,
+                       const Add& add) {
+  for (PyObject* object : objects)
+    if (object != nullptr && PyList_Append(seen_of(self)->held, object) != 0) return nullptr;
+  try {
+    auto& dicts = std::get<std::deque<Dict>>(*seen_of(self)->looks);
+    auto& entries = *seen_of(self)->entries;
+    if (dicts.empty() || dicts.back().dict != dict || dicts.back().size != kAnySize)
+      dicts.push_back({dict, entries.size(), entries.size(), kAnySize, nullptr, 0});
+    dicts.back().version = 0;
+    add(dicts.back(), entries);
+  } catch (const std::bad_alloc&) {
+    return PyErr_NoMemory();
+  }
+  Py_RETURN_NONE;
+}
+
 PyObject* entry(PyObject* self, PyObject* args) {
   PyObject *dict, *key;
   if (PyArg_ParseTuple(args, "O!O:entry", &PyDict_Type, &dict, &key) == 0) return nullptr;
   PyObject* value = PyDict_GetItemWithError(dict, key);
   if (value == nullptr && PyErr_Occurred() != nullptr) return nullptr;
-  return keep(self, {dict, key, value}, Entry{dict, key, value});
+  return keep_of_dict(self, {dict, key, value}, dict, [&](Dict& seen, std::deque<Entry>& entries) {
+    entries.push_back({key, value});
+    seen.end = entries.size();
+  });
 }
 
 PyObject* values(PyObject* self, PyObject* dict) {
   if (PyDict_Check(dict) == 0) return PyErr_Format(PyExc_TypeError, "values() takes a dict");
   PyObject* list = PyDict_Values(dict);
   if (list == nullptr) return nullptr;
-  PyObject* result = keep(self, {dict, list}, Values{dict, list, PyList_GET_SIZE(list)});
+  PyObject* result = keep_of_dict(self, {dict, list}, dict, [&](Dict& seen, std::deque<Entry>&) {
+    seen.values = list;
+    seen.size = PyList_GET_SIZE(list);
+  });
   Py_DECREF(list);
   return result;
 }
@@ -228,7 +286,10 @@ PyObject* elements(PyObject* self, PyObject* list) {
 
 PyObject* size(PyObject* self, PyObject* container) {
   const Py_ssize_t size = PyObject_Size(container);
-  return size < 0 ? nullptr : keep(self, {container}, Size{container, size});
+  if (size < 0) return nullptr;
+  if (PyDict_CheckExact(container) == 0) return keep(self, {container}, Size{container, size});
+  return keep_of_dict(self, {container}, container,
+                      [&](Dict& seen, std::deque<Entry>&) { seen.size = size; });
 }
 
 PyObject* place(PyObject* self, PyObject* tensor) {
@@ -249,10 +310,13 @@ PyObject* memory(PyObject* self, PyObject* args) {
 }
 
 PyObject* is_same_method(PyObject* self, PyObject*) {
-  int result = 1;
-  std::apply([&](const auto&... kind) { ((result = are_same(kind), result == 1) && ...); },
-             *seen_of(self)->looks);
+  const int result = are_same(*seen_of(self));
   return result < 0 ? nullptr : PyBool_FromLong(result);
+}
+
+PyObject* end(PyObject* self, PyObject*) {
+  seen_of(self)->has_ended = true;
+  Py_RETURN_NONE;
 }
 
 // Asks torch for one tensor after the other, most of one type.
@@ -371,7 +435,9 @@ PyObject* make(PyTypeObject* type, PyObject*, PyObject*) {
   if (self == nullptr) return nullptr;
   seen_of(self)->held = PyList_New(0);
   seen_of(self)->looks = new (std::nothrow) Looks;
-  if (seen_of(self)->held != nullptr && seen_of(self)->looks != nullptr) return self;
+  seen_of(self)->entries = new (std::nothrow) std::deque<Entry>;
+  const Seen& made = *seen_of(self);
+  if (made.held != nullptr && made.looks != nullptr && made.entries != nullptr) return self;
   Py_DECREF(self);
   return PyErr_NoMemory();
 }
@@ -384,6 +450,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 
 int clear(PyObject* self) {
   if (seen_of(self)->looks != nullptr) *seen_of(self)->looks = {};
+  if (seen_of(self)->entries != nullptr) seen_of(self)->entries->clear();
   Py_CLEAR(seen_of(self)->held);
   return 0;
 }
@@ -393,6 +460,7 @@ void deallocate(PyObject* self) {
   PyObject_GC_UnTrack(self);
   clear(self);
   delete seen_of(self)->looks;
+  delete seen_of(self)->entries;
   type->tp_free(self);
   Py_DECREF(type);
 }
@@ -408,6 +476,7 @@ PyMethodDef kMethods[] = {
     {"memory", memory, METH_VARARGS, "Look at the bytes from an address on."},
     {"is_same", is_same_method, METH_NOARGS,
      "Whether all that was looked at is the same; of objects, the very same."},
+    {"end", end, METH_NOARGS, "From now on it is not the same any more."},
     {nullptr, nullptr, 0, nullptr}};
 
 PyType_Slot kSlots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
@@ -418,7 +487,20 @@ PyType_Slot kSlots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                         {0, nullptr}};
 PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};
 
+PyObject* all_same(PyObject*, PyObject* several) {
+  if (PyTuple_Check(several) == 0) return PyErr_Format(PyExc_TypeError, "all_same() takes a tuple");
+  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(several); ++index) {
+    PyObject* one = PyTuple_GET_ITEM(several, index);
+    if (Py_TYPE(one)->tp_dealloc != deallocate)
+      return PyErr_Format(PyExc_TypeError, "all_same() takes a tuple of Seen");
+    if (const int result = are_same(*seen_of(one)); result != 1)
+      return result < 0 ? nullptr : Py_NewRef(Py_False);
+  }
+  Py_RETURN_TRUE;
+}
+
 PyMethodDef kFunctions[] = {
+    {"all_same", all_same, METH_O, "Whether all that each Seen of a tuple has looked at is the same."},
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
     {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,

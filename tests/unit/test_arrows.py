@@ -43,7 +43,7 @@ PYTHON = {
     "worker/ends": "ring system wire errors",
     "worker/saving": "ring bindings tiers saves state data decisions encoding console system wire errors "
     "_seen",
-    "ring": "bindings saves state encoding wire errors",
+    "ring": "bindings saves state encoding wire errors _seen",
     "hooks": "state system errors _seen",
     "decisions/transparent": "wire errors",
     "events": "console system",
@@ -61,7 +61,7 @@ PYTHON = {
     "encoding": "errors",
     "console": "system",
     "system": "bindings wire errors _seen",
-    "bindings": "wire errors",
+    "bindings": "wire errors _tensors",
     "wire": "errors",
     "errors": "",
 }

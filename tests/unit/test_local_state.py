@@ -465,7 +465,10 @@ class Numbers:
         return (
             None
             if look is None or generator is None
-            else Unchanged((look,), (generator, ("loop.numbers", lambda: struct.pack("=Q", self.batches))))
+            else Unchanged(
+                (look,),
+                going_on=(generator, ("loop.numbers", lambda: struct.pack("=Q", self.batches))),
+            )
         )
 
 

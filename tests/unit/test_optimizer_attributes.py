@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 
 from jitckpt.state import attributes
 from jitckpt.state.attributes import ChangedAttributes
+from jitckpt.state.optimizer_state import states_of
 from jitckpt.state.plain_values import NEW
 
 
@@ -248,3 +249,24 @@ def test_what_the_script_gives_torchs_own_optimizer_comes_back() -> None:
     put(second.host, first.saved())
     assert second.optimizer.warmed == 3  # type: ignore[attr-defined]
     assert second.problems() == []
+
+
+def test_an_attribute_that_comes_late_is_seen() -> None:
+    """As one that the script puts on torch's own optimizer, of which nothing but numbers is new for long."""
+    (parameter,) = parameters = [torch.nn.Parameter(torch.ones(2))]
+    optimizer = torch.optim.AdamW(parameters)
+    (state,) = states_of(optimizer, "optimizer.0")
+    for _ in range(3):
+        parameter.grad = torch.ones(2)
+        optimizer.step()
+        assert state.capture().beside.tree == []
+    optimizer.rounds = 1  # type: ignore[attr-defined]
+    assert state.capture().beside.tree != []
+    before = state.capture().beside
+    assert state.capture().beside.tree == before.tree
+    optimizer.rounds = 2  # type: ignore[attr-defined]
+    assert state.capture().beside.tree != before.tree
+    vars(optimizer)["turns"] = vars(optimizer).pop("rounds")
+    assert state.capture().beside.tree != before.tree
+    optimizer.__dict__ = {**vars(optimizer), "turns": 3}
+    assert "3" in str(state.capture().beside.tree)

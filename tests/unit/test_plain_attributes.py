@@ -23,7 +23,7 @@ from jitckpt.state import plain_attributes, plain_values
 from jitckpt.state.host_state import HostState
 from jitckpt.state.model_state import ModelState
 from jitckpt.state.module_attributes import owners_of
-from jitckpt.state.plain_attributes import PlainAttributes
+from jitckpt.state.plain_attributes import PlainAttributes, what_tells
 from jitckpt.state.plain_values import NEW
 
 
@@ -335,10 +335,35 @@ def test_the_job_s_state_has_them() -> None:
     unchanged = saved.unchanged()
     model.go(3)
     assert saved.local()["attributes"] is not first
-    assert unchanged is None or not all(one.is_same() for one in unchanged.looks)
+    assert unchanged is None or not all(one.is_same() for one in (*unchanged.looks, *unchanged.others))
     parts = {name: packed.unpack(packed.pack(one)) for name, one in saved.local().items()}
     restored.restore_local(parts)
     assert told(other) == told(model)
+
+
+def test_what_tells_by_itself_tells_no_more_than_it_knows() -> None:
+    model = nn.Sequential(nn.Dropout(0.1), nn.Linear(2, 2))
+    kept = PlainAttributes(owners_of(model))
+    told = what_tells(kept)
+    assert told is not None
+    assert told.is_same()
+    setattr(model[0], "p", 0.2)  # noqa: B010
+    assert not told.is_same()
+    assert kept.changed() == {"0": {"p": 0.2}}
+    assert what_tells(kept) is None, "what has changed is looked at by its value"
+    kept = PlainAttributes(owners_of(model))
+    told = what_tells(kept)
+    assert told is not None
+    assert kept.is_same()
+    assert told.is_same()
+    kept.look_again(owners_of(nn.Sequential()))
+    assert not told.is_same(), "it knows of others"
+    told = what_tells(kept)
+    assert told is not None
+    kept.begin_with("", "training")
+    kept.has_changed("", "training")
+    assert not told.is_same(), "more is looked at from now on"
+    assert what_tells(kept) is None
 
 
 def test_a_save_function_is_told_the_values_alone() -> None:

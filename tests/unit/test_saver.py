@@ -334,7 +334,7 @@ def test_an_iteration_has_ended_once_all_is_written_that_a_save_reads_of_it() ->
         _goes_on=reads,
         _own=SimpleNamespace(goes_on=reads),
         _host=SimpleNamespace(model=SimpleNamespace(held=lambda: reads() and host.shared().held)),
-        _read=SimpleNamespace(settle=reads),
+        _read=SimpleNamespace(settle=reads, has_function=True),
         _history=history,
         _settle=lambda step, changed: AroundSteps._settle(settling, step, changed),
         _savers=SimpleNamespace(save_if_due=lambda step: None, boundary=lambda step: None),

@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, gradients, numbers, plain_copy, same_settings, versions
+from jitckpt._seen import Seen, all_same, gradients, numbers, plain_copy, same_settings, versions
 
 
 class Thing:
@@ -77,6 +77,110 @@ def test_a_change_is_seen(name: str) -> None:
     CHANGES[name](thing)
     assert not seen.is_same()
     assert thing.look().is_same()
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_change_is_seen_after_all_was_seen_to_be_the_same(name: str) -> None:
+    thing = Thing()
+    seen, before = thing.look(), {**thing.entries}
+    assert seen.is_same()  # from here on dicts that nobody touches are not gone through again
+    assert seen.is_same()
+    CHANGES[name](thing)
+    assert not seen.is_same()
+    assert not seen.is_same()
+    thing.entries.clear()
+    thing.entries.update(before)
+    again = Seen()
+    again.values(thing.entries)
+    assert again.is_same()
+
+
+class WithAttributes:
+    """Its attributes are written in all ways that Python has."""
+
+    def __init__(self) -> None:
+        self.number, self.text = 0, "a"
+
+    def write(self, number: int) -> None:
+        self.number = number
+
+
+WRITES: dict[str, Callable[[WithAttributes], object]] = {
+    "in a method": lambda one: one.write(1),
+    "by setattr": lambda one: setattr(one, "number", 1),
+    "by object's own": lambda one: object.__setattr__(one, "number", 1),
+    "deleted": lambda one: delattr(one, "number"),
+    "in the dict": lambda one: vars(one).__setitem__("number", 1),
+    "by update": lambda one: vars(one).update(number=1),
+    "by |=": lambda one: vars(one).__ior__({"number": 1}),
+    "popped": lambda one: vars(one).pop("number"),
+    "popped as the last": lambda one: [vars(one).popitem() for _ in range(2)],
+    "cleared": lambda one: vars(one).clear(),
+    "one more": lambda one: setattr(one, "more", 1),
+    "one more by setdefault": lambda one: vars(one).setdefault("more", 1),
+    "another dict": lambda one: setattr(one, "__dict__", {"number": 1}),
+}
+
+
+@pytest.mark.parametrize("name", WRITES)
+def test_a_write_is_seen_in_whatever_way_it_is_made(name: str) -> None:
+    for _ in range(100):  # Python has its own ways for what is done often
+        one = WithAttributes()
+        seen, values = Seen(), vars(one)
+        seen.size(values)
+        seen.entry(values, "number")
+        assert seen.is_same()
+        one.write(0)
+        assert seen.is_same()  # it was written, and is the same
+        WRITES[name](one)
+        assert seen.is_same() == (vars(one) is not values)
+        if vars(one) is values:
+            one.__dict__.clear()
+            one.__dict__.update(number=0, text="a")
+            assert seen.is_same()  # again
+
+
+def test_two_looks_at_one_dict_are_both_kept() -> None:
+    entries, first, second = {"a": 1}, object(), object()
+    seen = Seen()
+    for value in (first, second):
+        entries["a"] = value  # type: ignore[assignment]
+        seen.values(entries)
+    assert not seen.is_same()
+    seen = Seen()
+    for value in (first, second):
+        entries["a"] = value  # type: ignore[assignment]
+        seen.entry(entries, "a")
+        assert seen.is_same() == (value is first)
+    seen = Seen()
+    seen.size(entries)
+    assert seen.is_same()
+    seen.entry(entries, "b")
+    entries["b"] = 1
+    del entries["a"]
+    assert not seen.is_same()
+
+
+def test_of_several_all_have_to_be_the_same() -> None:
+    things = [Thing(), Thing()]
+    several = tuple(thing.look() for thing in things)
+    assert all_same(())
+    assert all_same(several)
+    reorder(things[1])
+    assert not all_same(several)
+    assert all_same(several[:1])
+    with pytest.raises(TypeError, match="tuple"):
+        all_same([*several])  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="of Seen"):
+        all_same((several[0], 3))  # type: ignore[arg-type]
+
+
+def test_one_that_was_ended_is_never_the_same_again() -> None:
+    seen = Seen()
+    assert seen.is_same()
+    seen.end()
+    assert not seen.is_same()
+    assert not all_same((seen,))
 
 
 def test_what_was_not_looked_at_may_change() -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from typing import Any, cast
+from weakref import WeakSet
 
 import pytest
 import torch
@@ -633,6 +634,9 @@ def test_what_is_captured_is_told_when_it_is_replayed(
     model = nn.Linear(2, 2)
     optimizer = sgd(model)
     attached.append(TrainingHooks(told, model=model, optimizers=[optimizer]))
+    graph = object()
+    monkeypatch.setattr(captured_graphs, "capturing", [graph])
+    monkeypatch.setattr(captured_graphs, "_steps_in", {graph: WeakSet()})
     monkeypatch.setattr(captured_graphs, "is_now", lambda: True)
     forward_backward(model)
     optimizer.step()

@@ -53,7 +53,7 @@ class Draws:
         self._model, self._has_boundaries, self._warn = model, has_boundaries, warn
         self._drawn, self._has_barrier = drawn, has_barrier
         self._behind_forward: object = None
-        self._steps = 0
+        self._steps = 0  # while it is looking
         self._since_forward: Counter[int] = Counter()  # batches drawn since then, by passes of the epoch
         self._at_once: list[Counter[int]] = [Counter()]  # the most of each, by steps
         self.is_looking = True  # at what is drawn: forward_ended need not be called any more once it does not
@@ -80,6 +80,19 @@ class Draws:
 
     def step_begins(self) -> None:
         """The optimizer is about to make a step."""
+        if self.is_looking:
+            self._look_at_draws()
+        if self._trains:
+            self._look_at_loaders()
+        if self._evaluates:
+            self._say(
+                f"A DataLoader over {self._evaluates} is iterated between two steps, and draws its workers' "
+                "seed from torch's generator; a failure shortly after it would change the random numbers "
+                f"from there on. Write {TWO_LINES}; or give it a generator of its own (generator=...)."
+            )
+            self._evaluates = ""
+
+    def _look_at_draws(self) -> None:
         self._steps += 1
         self.is_looking = self._steps < LOOKED_AT
         if self._steps == LOOKED_AT and any(
@@ -91,15 +104,6 @@ class Draws:
             if self._behind_forward != self._drawn():
                 self._say_drawn()
             self._behind_forward = None
-        if self._trains:
-            self._look_at_loaders()
-        if self._evaluates:
-            self._say(
-                f"A DataLoader over {self._evaluates} is iterated between two steps, and draws its workers' "
-                "seed from torch's generator; a failure shortly after it would change the random numbers "
-                f"from there on. Write {TWO_LINES}; or give it a generator of its own (generator=...)."
-            )
-            self._evaluates = ""
 
     def _look_at_loaders(self) -> None:
         alive = [(of, name) for of, name in self._trains if of() is not None]

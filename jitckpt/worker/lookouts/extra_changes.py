@@ -35,15 +35,15 @@ class ExtraChanges:
     def __init__(self, host: HostState, warn: Callable[[str], None], *, has_barrier: bool) -> None:
         """has_barrier: no rank makes an optimizer step without the others."""
         self._host, self._warn, self._has_barrier = host, warn, has_barrier
-        self._looks = host.extra is not None
+        self.is_looking = host.extra is not None  # else none of what follows need be called
 
     def trust(self) -> None:
         """`extra` is an adapter's, which makes up what a failure may lose of it: that is not warned of."""
-        self._looks = False
+        self.is_looking = False
         self._behind_forward = self._behind_step = None
 
     def forward_ended(self, step: int) -> None:
-        looks = self._looks and step <= self.base + LOOKED_AT
+        looks = self.is_looking and step <= self.base + LOOKED_AT
         # That of a step before is none of this one's: of several optimizers each tells as its step ends.
         self._behind_forward = self._host.extra_now() if looks else None
 
@@ -53,7 +53,7 @@ class ExtraChanges:
             self._warn(CHANGES_EARLY)
 
     def step_ended(self, step: int) -> None:
-        if self._looks and step <= self.base + LOOKED_AT:
+        if self.is_looking and step <= self.base + LOOKED_AT:
             self._behind_step = self._host.extra_now()
 
     def goes_on(self, text: str) -> None:

@@ -56,14 +56,16 @@ class Lookouts:
 
     def forward_begins(self, *, is_irregular: bool) -> None:
         """is_irregular: a scheduler is not stepped in every minibatch."""
-        self.extra.goes_on(CHANGES_LATE)
+        if self.extra.is_looking:
+            self.extra.goes_on(CHANGES_LATE)
         self._averages.forward_begins()
         if is_irregular:
             self._warn_once(IRREGULAR)
 
     def step_ended(self, step: int, shared: Shared) -> None:
         self._averages.step_ended()
-        if not (self._loop.is_used and self._is_alone):  # a rank that is alone is behind nobody
+        # A rank that is alone is behind nobody.
+        if self.extra.is_looking and not (self._loop.is_used and self._is_alone):
             self.extra.step_ended(step)
         self._gradients.step_ended(shared)
         self.structure.step_ended()

@@ -33,6 +33,8 @@ class Pruning:
                     self._masks[path, of] = module, module._buffers[name]
 
     def step_ended(self, attributes: PlainAttributes) -> None:
+        if not self._masks:
+            return
         changed = [
             key
             for key, (module, mask) in self._masks.items()

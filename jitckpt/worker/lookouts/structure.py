@@ -4,7 +4,6 @@ from collections.abc import Callable
 
 from jitckpt.state.host_state import HostState
 from jitckpt.state.model_state import ModelState
-from jitckpt.state.optimizer_state import OptimizerState
 
 SHOWN_NAMES = 5
 THAWED = (
@@ -36,19 +35,15 @@ class Structure:
         if model is not None and (problems := model.attributes.problems):
             self._say_once(problems)
         for optimizer in self._host.optimizers:
-            if optimizer.looks or optimizer.refusal is not None:
-                self._say_problems(optimizer)
+            if optimizer.refusal is not None:
+                self._turn_off(optimizer.refusal)
+            if optimizer.looks and (problems := optimizer.problems()):
+                self._say_once(problems)
 
     def _say_once(self, problems: list[str]) -> None:
         for problem in problems:
             self._warn_once(problem)
         problems.clear()
-
-    def _say_problems(self, optimizer: OptimizerState) -> None:
-        """Name what changes of an optimizer and can't be saved; nothing is, where its state can't be."""
-        if optimizer.refusal is not None:
-            self._turn_off(optimizer.refusal)
-        self._say_once(optimizer.problems())
 
     def _say_structure(self, step: int, model: ModelState) -> None:
         """Parameters have come or gone, and a start builds the model as the script does."""

@@ -54,6 +54,7 @@ class History:
         self._counts: tuple[int, ...] = ()  # of schedulers' steps, when a step was settled last
         # Of each scheduler whether a minibatch has passed without a step of it, as where it has one an epoch.
         self._irregular = [False] * len(host.schedulers)
+        self.is_irregular = False  # whether a scheduler is not stepped in every minibatch
         self._gradients = Gradients(), Gradients()  # as the newest step ended, and as it was settled
         self._taken_away: frozenset[str] = frozenset()  # the parameters that had one only in the former
         self._gradients_of_step = Gradients()  # as the newest step has left them
@@ -93,13 +94,20 @@ class History:
             if before:
                 for number, (was, count) in enumerate(zip(before, counts, strict=True)):
                     self._irregular[number] |= was == count
+                self.is_irregular = any(self._irregular)
             groups = self._host.groups()
             if not self._set_by_hand:
                 self._set_by_hand = differ_by_hand(shared.groups, groups, scheduled=any(made))
             progress = self._host.take_progress(groups)
             gradients = self._settle_gradients()
-            self._steps[step] = self._host.shared_again(shared)._replace(
-                progress=progress, groups=groups, gradients=gradients
+            shared = self._host.shared_again(shared)
+            self._steps[step] = Shared(
+                optimizers=shared.optimizers,
+                counts=shared.counts,
+                groups=groups,
+                held=shared.held,
+                progress=progress,
+                gradients=gradients,
             )
 
     def _settle_gradients(self) -> Gradients:
@@ -138,11 +146,6 @@ class History:
     def step_begins(self, step: int) -> None:
         """The minibatch has come to its optimizer step: so all has come of the one before."""
         self._begun = step
-
-    @property
-    def is_irregular(self) -> bool:
-        """Whether a scheduler is not stepped in every minibatch."""
-        return any(self._irregular)
 
     def may_come(self, step: int) -> bool:
         """Whether something may still come of `step` that comes now and then, a scheduler's step, say.

@@ -13,7 +13,7 @@ What can't be told is never saved: a save then fails with a sentence, and an old
 """
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -53,6 +53,7 @@ CLOSURE = (
     "each minibatch begins, from the second one on."
 )
 Saved = Callable[[], Mapping[str, Tensor]]
+_NOTHING: frozenset[str] = frozenset()
 
 
 @dataclass
@@ -246,11 +247,14 @@ class OutsideChanges:
     def _minibatch(self, step: int) -> _Minibatch:
         return self._minibatches.setdefault(step, _Minibatch())
 
-    def _changes(self) -> set[str]:
+    def _changes(self) -> Set[str]:
         """Return the names of what has changed since it was looked at last."""
         names, writes = self._looked
+        numbers = writes.changed()
+        if not (numbers or self._data_taken):
+            return _NOTHING
         taken = {name for name in names if name.startswith("model.")} if self._data_taken else set()
-        return taken.union([names[number] for number in writes.changed()])
+        return taken.union([names[number] for number in numbers])
 
     def _look_from_now(self) -> None:
         self._looked[1].look()

@@ -26,6 +26,6 @@ class Watched:
         if self._host.model is not None:
             watched.insert(0, self._host.model.memory)
         rates = shared.rates()
-        if [*map(id, rates.values())] != [*map(id, self._rates.values())]:
+        if (rates or self._rates) and [*map(id, rates.values())] != [*map(id, self._rates.values())]:
             self._rates = rates
         return [*watched, self._rates] if rates else watched

@@ -15,10 +15,7 @@ class FirstSteps:
 
     def __init__(self, checker: SelfChecker | None, host: HostState) -> None:
         self._checker, self._host = checker, host
-
-    @property
-    def is_looking(self) -> bool:
-        return self._checker is not None
+        self.is_looking = checker is not None  # else it need be told of no step
 
     def is_pending(self, step: int) -> bool:
         """Whether the state after this step is being copied."""
@@ -30,6 +27,7 @@ class FirstSteps:
             self._checker.step_begins()
             if self._checker.is_done:
                 self._last, self._checker = self._checker, None
+                self.is_looking = False
 
     def other_step_begins(self) -> None:
         """One that was not given may change it, too."""
