@@ -73,6 +73,7 @@ class Loop:
         pass_begins: Callable[[], None] = lambda: None,
         drawn: Callable[[int], None] = lambda number: None,
         at_last: Callable[[Asked], None] = lambda asked: None,
+        passed_by: Callable[[], None] = lambda: None,
         head: Head | None = None,
     ) -> None:
         """begins: the first loop begins. boundary: the script asks for its next minibatch, in this frame.
@@ -82,8 +83,8 @@ class Loop:
         put_back: put the state back that the job was restored to, whatever the script has done since the loop
         began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch;
         pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch.
-        at_last: it may be at a loop's end, as boundary will say; it asks there. head: looks at what it
-        computes outside of its loops.
+        at_last: it may be at a loop's end, as boundary will say; it asks there. passed_by: in a restart, at
+        the end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
         """
         self.is_used = False
         self.may_be_at_end = False  # the script is at the end of a loop, or at its next minibatch
@@ -91,7 +92,7 @@ class Loop:
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
         self._epoch_begins, self._pass_begins, self._drawn = epoch_begins, pass_begins, drawn
-        self._at_last = at_last
+        self._at_last, self._passed_by = at_last, passed_by
         self._between = BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
@@ -134,6 +135,7 @@ class Loop:
         self._between.ends()
         begun, self._step_loops_begun = self._step_loops_begun, self._step_loops_begun + 1
         if begun < self._step_loop:
+            self._passed_by()
             self._no_loop_goes_on()
             return  # it was at its end before the failure
         if begun > self._step_loop:
@@ -356,6 +358,8 @@ class Loop:
         if self._goes_on_at == number:
             self._goes_on_at = None
             self._put_back()
+        elif self._goes_on_at is not None and one.state.ended:
+            self._passed_by()
         try:
             batch = one.next()
         except StopIteration:

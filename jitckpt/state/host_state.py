@@ -26,6 +26,7 @@ from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
 from jitckpt.state import (
     counters,
+    earlier_loops,
     kept_variables,
     parallel,
     plain_values,
@@ -201,6 +202,7 @@ class HostState:
         if self.variables is not None:
             parts[kept_variables.PART] = self.variables.capture()
             parts[counters.PART] = self.variables.capture_counters()
+            parts[earlier_loops.PART] = self.variables.earlier.capture()
         return {"random": self.random.capture(), **parts, **trackers.capture()}
 
     def kept_names(self) -> list[str]:
@@ -511,7 +513,8 @@ class HostState:
         if self.generators is not None:
             self.generators.restore(parts.get(script_generators.PART))
         if self.variables is not None:
-            self.variables.restore(parts.get(kept_variables.PART), parts.get(counters.PART))
+            told = (parts.get(name) for name in (kept_variables.PART, counters.PART, earlier_loops.PART))
+            self.variables.restore(*told)
         self.random.restore(parts["random"])
 
 

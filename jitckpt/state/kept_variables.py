@@ -21,6 +21,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import counters, plain_values
 from jitckpt.state.counters import Counters
+from jitckpt.state.earlier_loops import EarlierLoops
 from jitckpt.state.plain_attributes import (
     NO_OPTIMIZERS,
     AttributesNow,
@@ -113,6 +114,7 @@ class KeptVariables:
         self._counters = Counters()
         self._counted = self._counters.capture()
         self._captured = self._given = Encoded({}, {})
+        self.earlier = EarlierLoops()
         self._saved: dict[str, Mapping[str, Any]] = {}  # what was restored and is in no variable yet
 
     @property
@@ -189,6 +191,15 @@ class KeptVariables:
         self._behind.setdefault(place, set()).add(name)
         self.follow_changed(place, name, value)
 
+    def note_loop(self, loop: str) -> str | None:
+        """Keep what is read behind a loop, which has ended, for the rest of the epoch, as of EarlierLoops."""
+        told = {
+            place: {name: self._told[place][name] for name in names if name in self._told[place]}
+            for place, names in self._behind.items()
+            if place in self._told
+        }
+        return self.earlier.note(loop, told) if any(told.values()) else None
+
     def keeps(self, place: str, name: str, value: object) -> bool:
         """Return whether a variable is kept, under this name or as an object that has another one, too."""
         is_kept = name in self._names.get(place, ()) and self._attributes.keeps(place, name)
@@ -228,8 +239,9 @@ class KeptVariables:
         return self._counted
 
     def is_same(self) -> bool:
-        """Whether `capture` and `capture_counters` would return the same objects."""
-        return self._captured is self._given and self._counters.capture() is self._counted
+        """Whether all that captures would return the same objects."""
+        is_counted = self._counters.capture() is self._counted
+        return self._captured is self._given and is_counted and self.earlier.is_same()
 
     @property
     def told(self) -> Seen | None:
@@ -240,6 +252,7 @@ class KeptVariables:
         seen.entry(vars(self), "_captured")
         seen.entry(vars(self), "_counters")
         seen.entry(vars(self._counters), "_told")
+        seen.entry(vars(self.earlier), "_captured")
         return seen
 
     def now(
@@ -284,9 +297,11 @@ class KeptVariables:
         self,
         saved: Mapping[str, Mapping[str, Any]] | None,
         counted: Mapping[str, Collection[str]] | None = None,
+        earlier: Mapping[str, Mapping[str, Mapping[str, Any]]] | None = None,
     ) -> None:
-        """Note what `capture` and `capture_counters` returned, decoded; `put` puts it back."""
+        """Note what `capture`, `capture_counters` and `earlier` returned, decoded; `put` puts it back."""
         self._saved = {**(saved or {})}
+        self.earlier.restore(earlier)
         self._counters.restore(counted)
 
     def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:

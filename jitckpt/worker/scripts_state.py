@@ -31,7 +31,7 @@ class ScriptsState:
         *,
         host: Callable[[], HostState],
         step: Callable[[], int],
-        of_round: Callable[[], object],
+        of_round: Callable[[], tuple[int, ...]],
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
@@ -100,6 +100,11 @@ class ScriptsState:
                 keeper.follow_behind(frame, names)
             elif frame.f_code is asked[0]:
                 self._nothing_behind.add(asked)
+
+    def put_behind(self) -> None:
+        """A restart is at the end of a loop that it passes by, and that is not where it goes on."""
+        if self._keeper is not None:
+            self._keeper.put_behind(sys._getframe(1))
 
     def pass_begins(self) -> None:
         """The script begins a pass over its batches, perhaps in a loop over epochs that nobody knows."""

@@ -1,7 +1,7 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ NOT_KEPT_BEHIND = (
     "first one of the next loop, the restart comes there without it. Read in the loop what you need of it."
 )
 SHOWN = 8  # names
+EPOCH = 2  # so many of a round's numbers tell which epoch it is
 
 
 class _Variable(NamedTuple):
@@ -47,21 +48,21 @@ class VariableKeeper:
     def __init__(
         self,
         kept: KeptVariables,
-        of_round: Callable[[], object],
+        of_round: Callable[[], tuple[int, ...]],
         *,
         say: Callable[[str], None],
         warn: Callable[[str], None],
     ) -> None:
-        """of_round: returns which round of the job's loops it is. say: of what is kept."""
+        """of_round: returns which round of the job's loops it is (Loop.round). say: of what is kept."""
         self._kept, self._of_round, self._say, self._warn = kept, of_round, say, warn
-        self._round: object = None
+        self._round: tuple[int, ...] = ()
         self._ask: _Ask | None = None  # in this round, or in the one before
         self._depth = 0  # how many of the script's frames there were as variables were looked at last
         self._is_off = False
         self._said: set[str] = set()
         self._elsewhere: dict[str, tuple[str, str]] = {}
         self._is_at_last = False  # the loop may be at its end
-        self._said_behind: set[str] = set()
+        self._named: set[str] = set()
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
         """Learn what names lead to which no frame has: the place of each, and its name there."""
@@ -84,19 +85,41 @@ class VariableKeeper:
         """
         if self._is_off:
             return
-        self._is_at_last = True
         with self._kept.looking(self._scopes(_frames(frame))):
             for name in names:
                 if (variable := self._find(frame, name)) is not None:
+                    self._is_at_last = True
                     self._kept.follow_behind(*variable)
                     self._name_if_not_kept(variable)
 
     def _name_if_not_kept(self, variable: _Variable) -> None:
-        name = variable.name
-        if self._kept.keeps(*variable) or name in self._said_behind:
+        if not self._kept.keeps(*variable):
+            kind = type(variable.value).__qualname__
+            self._name_once(NOT_KEPT_BEHIND.format(name=variable.name, kind=kind))
+
+    def _name_once(self, text: str) -> None:
+        if text not in self._named:
+            self._named.add(text)
+            self._warn(text)
+
+    def put_behind(self, frame: FrameType | None) -> None:
+        """Set what is read behind a loop that a restart passes by, somewhere below this frame, as it was."""
+        if self._is_off or not (values := self._kept.earlier.of(_loop_of(self._of_round()))):
             return
-        self._said_behind.add(name)
-        self._warn(NOT_KEPT_BEHIND.format(name=name, kind=type(variable.value).__qualname__))
+        try:
+            frames = _frames(frame)
+            for place, scope in self._scopes(frames).items():
+                new = {
+                    name: plain_values.put(scope.get(name), value, in_place=False)
+                    for name, value in values.get(place, {}).items()
+                    if not plain_values.other_names_in(value)
+                }
+                if new and where(place).is_function:
+                    set_variables(frames[place][0], new)
+                else:
+                    scope.update(new)
+        except Exception as error:
+            self._give_up(error)
 
     def keeps(self, frame: FrameType, name: str) -> bool:
         """Return whether what this name leads to is kept, with all that is in it."""
@@ -118,8 +141,10 @@ class VariableKeeper:
         if self._is_off or self._kept.is_empty:
             return
         try:
-            now = self._of_round()
-            is_new_round, self._round = now != self._round, now
+            before, self._round = self._round, self._of_round()
+            is_new_round = self._round != before
+            if before and self._round[:EPOCH] != before[:EPOCH]:
+                self._kept.earlier.begin_epoch()
             frames = _frames(frame)
             if is_new_round:
                 self._note_ask(frame)
@@ -129,6 +154,8 @@ class VariableKeeper:
             self._kept.is_at_last, self._is_at_last = self._is_at_last, False
             with self._kept.looking(scopes, _objects(scopes)):
                 self._kept.take(scopes, built, same_round=not is_new_round)
+            if self._kept.is_at_last and (text := self._kept.note_loop(_loop_of(self._round))):
+                self._name_once(text)
         except Exception as error:
             self._give_up(error)
         for problem in self._kept.problems:
@@ -224,6 +251,11 @@ class VariableKeeper:
         self._is_off = True
         self._kept.end()
         self._warn(GIVEN_UP.format(error=f"{type(error).__name__}: {error}"))
+
+
+def _loop_of(of_round: Sequence[int]) -> str:
+    """Return what tells a loop from the others of its epoch."""
+    return ".".join(map(str, of_round[EPOCH:]))
 
 
 def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:

@@ -36,7 +36,7 @@ class Keeper(VariableKeeper):
         self.kept, self.round = KeptVariables(), 0
         self.said: list[str] = []
         self.warned: list[str] = []
-        super().__init__(self.kept, lambda: self.round, say=self.said.append, warn=self.warned.append)
+        super().__init__(self.kept, lambda: (0, 0, self.round), say=self.said.append, warn=self.warned.append)
 
     def saved(self) -> dict[str, dict[str, Any]]:
         """Return what a save of the newest step has, as it comes back."""
@@ -259,7 +259,12 @@ def test_nothing_is_told_of_a_training_that_is_just_looked_at() -> None:
     told: list[object] = []
     total = 0
     keeper.follow(sys._getframe(), ["total"])
-    keeper._of_round = lambda: told.append(keeper.as_it_stands(sys._getframe()))
+
+    def of_round() -> tuple[int, ...]:
+        told.append(keeper.as_it_stands(sys._getframe()))
+        return 0, 0, 0
+
+    keeper._of_round = of_round  # type: ignore[method-assign]
     total += 1
     keeper.take(sys._getframe())
     assert told == [None]
@@ -1050,15 +1055,41 @@ def test_what_is_read_behind_a_loop_is_kept_as_it_ends_alone() -> None:
     """Each iteration makes it anew, so in none but the last it is looked at; what is too large is named."""
     keeper = Keeper()
     frame = sys._getframe()
-    loss, large, saves = torch.zeros(()), torch.zeros(1), []
+    loss, large, saves = 0.0, torch.zeros(1), []
     for epoch in range(2):
         for step in range(3):
-            loss, large = torch.tensor(10.0 * epoch + step), torch.zeros(300, 300)
+            loss, large = 10.0 * epoch + step, torch.zeros(300, 300)
             if step == 2:
                 keeper.follow_behind(frame, ["loss", "large"])
             keeper.take(frame)
             saves.append({name: value for of in keeper.saved().values() for name, value in of.items()})
-    assert (loss.item(), large.numel()) == (12.0, 90_000)
-    assert saves == [{}, {}, {"loss": torch.tensor(2.0)}, {}, {}, {"loss": torch.tensor(12.0)}]
+    assert (loss, large.numel()) == (12.0, 90_000)
+    assert saves == [{}, {}, {"loss": 2.0}, {}, {}, {"loss": 12.0}]
     (named,) = keeper.warned
     assert "the script reads large, which the loop sets, and no save holds it (a Tensor" in named
+
+
+def test_a_loop_that_a_restart_passes_by_leaves_what_it_had_left() -> None:
+    """Of two loops in an epoch it goes on in the second; what is read behind the first is that one's own."""
+
+    def epoch(keeper: Keeper, *, goes_on: bool) -> list[Any]:
+        frame, read = sys._getframe(), []
+        for number in range(2):
+            keeper.round = number
+            if goes_on and number == 0:
+                keeper.put_behind(frame)
+            else:
+                loss = torch.tensor(10.0 * number)
+                keeper.follow_behind(frame, ["loss"])
+                keeper.take(frame)
+            read.append(loss.item())  # set by the keeper, too
+        return read
+
+    before, after = Keeper(), Keeper()
+    assert epoch(before, goes_on=False) == [0.0, 10.0]
+    after.kept.restore(None, None, packed.unpack(packed.pack(before.kept.earlier.capture())))
+    assert epoch(after, goes_on=True) == [0.0, 10.0]
+    after.round = 0
+    after._round = (0, 1, 5)  # of another epoch
+    after.take(sys._getframe())
+    assert not after.kept.earlier.of("0")
