@@ -264,7 +264,7 @@ def test_nothing_is_told_of_a_training_that_is_just_looked_at() -> None:
         told.append(keeper.as_it_stands(sys._getframe()))
         return 0, 0, 0
 
-    keeper._of_round = of_round  # type: ignore[method-assign]
+    keeper._of_round = of_round
     total += 1
     keeper.take(sys._getframe())
     assert told == [None]
