@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from torch import Generator, Tensor
+from torch import Tensor
 
 torch_version: str  # of the only torch that this knows
 
@@ -21,9 +21,6 @@ def gradients_required(tensors: tuple[Tensor, ...], /) -> bytes:
 
 def gradients_there(tensors: tuple[Tensor, ...], /) -> bytes:
     """Return whether each has no gradient (0), a sparse one (2) or another (1), a byte each."""
-
-def counter(generator: Generator, /) -> bytes:
-    """Return seed and offset of a CUDA device's generator, 64 bits each, also while a graph is captured."""
 
 def fetch(tensors: tuple[Tensor, ...], /) -> None:
     """Have what tells of these tensors, and their first values, in the caches."""

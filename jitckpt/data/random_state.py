@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from jitckpt._seen import Seen
-from jitckpt.bindings import known_torch, memory
+from jitckpt.bindings import memory
 from jitckpt.bindings.memory import Memory
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -258,12 +258,9 @@ class _DeviceState:
         self._counted = (generator.initial_seed(), generator.get_offset())
         self._state = _bytes_of(generator.get_state())
         self._is_known = self._state == _COUNTER.pack(*self._counted)
-        read = known_torch.counter_of(generator)
-        # Returns all that the generator's get_state says, which takes ten times as long.
-        self.capture: Callable[[], bytes] = read if read and read() == self._state else self._ask
 
-    def _ask(self) -> bytes:
-        """Do so by what it counts, where nothing else tells it."""
+    def capture(self) -> bytes:
+        """Return all that the generator's get_state says, which takes three times as long."""
         generator = self._generator
         if not self._is_known:
             return _bytes_of(generator.get_state())

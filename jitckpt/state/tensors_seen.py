@@ -9,14 +9,17 @@ import struct
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from jitckpt import _seen
-from jitckpt.bindings import known_torch
 
-is_known_torch = known_torch.is_here
-if is_known_torch:
+try:
     from jitckpt import _tensors
+except ImportError:  # it was built without torch, or this torch lacks what it was built with
+    is_known_torch = False
+else:
+    is_known_torch = _tensors.torch_version == torch.__version__.split("+")[0]
 
 NO_GRADIENT, DENSE, SPARSE = range(3)
 LOOK_BYTES = 16  # a tensor: how often it was written to, and where it lies

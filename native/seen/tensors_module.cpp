@@ -1,9 +1,7 @@
 // jitckpt._tensors: what torch says of thousands of tensors, in one call. Plain tensors are read where torch
 // keeps them; what is said of any other is what torch's own interface says. Built with one torch, it knows no
 // other: see state/tensors_seen.py.
-#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/core/impl/COWDeleter.h>
-#include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
 #include <torch/version.h>
 
@@ -58,16 +56,6 @@ uint64_t address_of(const c10::TensorImpl& tensor) {
   const auto begin = reinterpret_cast<uint64_t>(tensor.unsafe_storage().unsafeGetStorageImpl()->data());
   return begin + tensor.itemsize() * static_cast<uint64_t>(tensor.storage_offset());
 }
-
-// A device's generator tells others its seed and its offset one by one, and asks the driver before each of
-// them whether the stream is captured. Here both are read where it keeps them.
-using CounterOf = c10::intrusive_ptr<at::CUDAGeneratorState> at::CUDAGeneratorImpl::*;
-template <CounterOf kPlace>
-struct Reached {
-  friend CounterOf place_of_counter() { return kPlace; }
-};
-CounterOf place_of_counter();
-template struct Reached<&at::CUDAGeneratorImpl::state_>;
 
 void prefetch(const void* memory) { __builtin_prefetch(memory); }
 
@@ -263,19 +251,6 @@ PyObject* fetch(PyObject*, PyObject* tensors) {
   Py_RETURN_NONE;
 }
 
-PyObject* counter(PyObject*, PyObject* object) {
-  const int is_generator = THPGenerator_Check(object);
-  if (is_generator <= 0)
-    return is_generator < 0 ? nullptr : PyErr_Format(PyExc_TypeError, "counter() takes a generator");
-  const at::Generator& generator = reinterpret_cast<THPGenerator*>(object)->cdata;
-  if (generator.device().type() != c10::DeviceType::CUDA)
-    return PyErr_Format(PyExc_ValueError, "counter() takes a generator of a CUDA device");
-  const auto& own = static_cast<const at::CUDAGeneratorImpl&>(*generator.unsafeGetGeneratorImpl());
-  const at::CUDAGeneratorState& state = *(own.*place_of_counter());
-  const uint64_t both[] = {state.seed_, state.philox_offset_per_thread_};
-  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(both), sizeof both);
-}
-
 PyObject* make(PyTypeObject* type, PyObject* args, PyObject*) {
   PyObject *tensors, *versions_of;
   if (PyArg_ParseTuple(args, "O!O:Writes", &PyTuple_Type, &tensors, &versions_of) == 0) return nullptr;
@@ -327,7 +302,6 @@ PyMethodDef kFunctions[] = {
      "Whether each tensor of a tuple requires gradients, a byte each."},
     {"gradients_there", gradients_there, METH_O,
      "Whether each tensor of a tuple has no gradient (0), a sparse one (2) or another (1), a byte each."},
-    {"counter", counter, METH_O, "Seed and offset of a CUDA device's generator, 64 bits each."},
     {"fetch", fetch, METH_O,
      "Have what tells of the tensors of a tuple, and their first values, in the caches."},
     {nullptr, nullptr, 0, nullptr}};

@@ -61,7 +61,7 @@ PYTHON = {
     "encoding": "errors",
     "console": "system",
     "system": "bindings wire errors _seen",
-    "bindings": "wire errors _tensors",
+    "bindings": "wire errors",
     "wire": "errors",
     "errors": "",
 }
