@@ -259,14 +259,3 @@ def test_of_tensors_on_a_device_all_of_this_holds() -> None:
     )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "1 skipped" in ended.stdout
-
-
-@native
-def test_of_other_generators_no_counter_is_told() -> None:
-    """Those of a GPU tests/softgpu has."""
-    from jitckpt import _tensors
-
-    with pytest.raises(ValueError, match="CUDA device"):
-        _tensors.counter(torch.Generator())
-    with pytest.raises(TypeError, match="takes a generator"):
-        _tensors.counter(3)  # type: ignore[arg-type]

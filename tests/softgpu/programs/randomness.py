@@ -1,13 +1,9 @@
 """The CUDA generator alone decides random numbers: same state, same numbers; the host's stays as it is."""
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from models import GPT, batch
 from torch.utils.checkpoint import checkpoint
-
-from jitckpt.bindings import known_torch
 
 ones = torch.ones(100, device="cuda")
 
@@ -63,26 +59,3 @@ def gradients(recompute: bool) -> list[torch.Tensor]:
 
 
 assert same(gradients(recompute=False), gradients(recompute=True))
-
-# What jitckpt reads of the generator, without asking it, is what its state says.
-generator = torch.cuda.default_generators[0]
-if known_torch.is_here:
-    told = known_torch.counter_of(generator)
-    assert told is not None
-    other = generator.clone_state()
-    other.manual_seed(2**64 - 7)
-    saved = generator.get_state()
-    changes: list[Callable[[], object]] = [
-        lambda: torch.manual_seed(4),
-        draw,
-        lambda: generator.set_offset(1 << 40),
-        lambda: generator.graphsafe_set_state(other),
-        draw,
-        lambda: generator.set_state(saved),
-        draw,
-    ]
-    for change in changes:
-        before = told()
-        change()
-        assert told() != before
-        assert told() == generator.get_state().numpy().tobytes()
