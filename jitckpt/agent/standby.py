@@ -26,7 +26,7 @@ from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
 from jitckpt.agent.migration import packing
-from jitckpt.agent.migration.image_transfer import receive_files
+from jitckpt.agent.migration.image_receiver import receive_files
 from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.side_by_side import all_of, made_again
@@ -201,7 +201,7 @@ class _Waiting:
                 folder = stack.enter_context(nameless_folder())
                 ranks.append(RankFromImages(one, folder, local_state.create()))
                 undo.callback(os.close, ranks[-1].ring)
-            await _receive_files(reader, {one.rank: one for one in ranks}, SENDING_SECONDS)
+            await _receive_files(reader, writer, {one.rank: one for one in ranks}, SENDING_SECONDS)
             begun = time.monotonic()
             try:
                 barrier, relay = self._made_again(move, ranks, undo)
@@ -245,7 +245,10 @@ class _Waiting:
 
 
 async def _receive_files(
-    reader: asyncio.StreamReader, ranks: Mapping[int, RankFromImages], patience: float
+    reader: asyncio.StreamReader,
+    writer: asyncio.StreamWriter,
+    ranks: Mapping[int, RankFromImages],
+    patience: float,
 ) -> None:
     """Take the images, and what is in the memory of ranks. Raises LinkError if they don't come whole."""
 
@@ -256,7 +259,7 @@ async def _receive_files(
         return os.open(said.image, flags, 0o600, dir_fd=one.images) if said.image else os.dup(one.ring)
 
     begun = time.monotonic()
-    size = await receive_files(reader, opened, patience)
+    size = await receive_files(reader, writer, opened, patience)
     say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
 
 

@@ -22,6 +22,9 @@ from jitckpt.wire.environment import CRIU
 
 LEAST_VERSION = (4, 2)  # older ones can't read what newer kernels say of sockets and of the vDSO
 ADVICE = "scripts/setup --criu brings criu 4.2.1"
+# A dump has to name its run. At a restore more than warnings would be two lines a page that processes share,
+# each written on its own: 200,000 of a rank with two loaders.
+LOG_LEVELS = {"dump": 3, "restore": 2}
 SOONEST_GHOST = 1 << 20  # bytes: files without a name up to this size go into the images by themselves
 MOST_ANSWER = 1 << 16
 RIGHTS = "it needs root, or CAP_CHECKPOINT_RESTORE, CAP_SETPCAP and CAP_NET_ADMIN as ambient capabilities"
@@ -187,7 +190,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
     request.type = rpc.DUMP if what == "dump" else rpc.RESTORE
     opts = request.opts
     opts.images_dir_fd = options.folder
-    opts.log_file, opts.log_level = f"{what}.log", 4
+    opts.log_file, opts.log_level = f"{what}.log", LOG_LEVELS[what]
     opts.tcp_established = opts.file_locks = True
     opts.network_lock = rpc.NFTABLES
     opts.manage_cgroups, opts.manage_cgroups_mode = True, rpc.IGNORE
@@ -235,7 +238,15 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
 
 def _by_command(criu: Criu, what: str, pid: int, options: Options) -> int:
     folder = f"/proc/{os.getpid()}/fd/{options.folder}"
-    words = [str(criu.program), what, "--images-dir", folder, "--log-file", f"{what}.log", "-v4"]
+    words = [
+        str(criu.program),
+        what,
+        "--images-dir",
+        folder,
+        "--log-file",
+        f"{what}.log",
+        f"-v{LOG_LEVELS[what]}",
+    ]
     words += ["--tcp-established", "--file-locks", "--network-lock", "nftables", "--manage-cgroups=ignore"]
     words += ["--unprivileged"] if os.geteuid() != 0 else []
     words += [word for one in options.external for word in ("--external", one)]

@@ -19,6 +19,7 @@ GREETING = b"jitckpt1"
 MAX_HEADER = 4 << 20
 MAX_DATA = 256 << 20
 _LENGTHS = struct.Struct(">II")
+LENGTHS = _LENGTHS.size  # bytes with which a message begins
 _NONCE = 32
 _PROOF = 32
 
@@ -57,27 +58,43 @@ async def introduce(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, 
 
 def encode(header: Header, data: bytes = b"") -> bytes:
     """Return a message as it is sent. Raises LinkError if it is too long."""
+    return head(header, len(data)) + data
+
+
+def head(header: Header, size: int) -> bytes:
+    """Return what goes before so many bytes of a message. Raises LinkError if it is too long."""
     text = json.dumps(header, separators=(",", ":"), allow_nan=False).encode()
-    if len(text) > MAX_HEADER or len(data) > MAX_DATA:
+    if len(text) > MAX_HEADER or size > MAX_DATA:
         raise LinkError(
-            f"A message between agents has {len(text)} + {len(data)} bytes; {MAX_HEADER} + {MAX_DATA} "
-            "may be sent."
+            f"A message between agents has {len(text)} + {size} bytes; {MAX_HEADER} + {MAX_DATA} may be sent."
         )
-    return _LENGTHS.pack(len(text), len(data)) + text + data
+    return _LENGTHS.pack(len(text), size) + text
 
 
 async def receive(reader: asyncio.StreamReader) -> tuple[dict[str, Any], bytes]:
     """Return the next message. Raises LinkError at the connection's end and for what is no message."""
-    header_length, data_length = _LENGTHS.unpack(await _read(reader, _LENGTHS.size))
+    header_length, data_length = lengths_in(await _read(reader, LENGTHS))
+    header = header_in(await _read(reader, header_length))
+    return header, await _read(reader, data_length)
+
+
+def lengths_in(data: bytes | bytearray) -> tuple[int, int]:
+    """Return how long the header of such a message is, and the bytes behind it. Raises LinkError."""
+    header_length, data_length = _LENGTHS.unpack(data)
     if header_length > MAX_HEADER or data_length > MAX_DATA:
         raise LinkError("The other side sends what is no message of an agent.")
+    return header_length, data_length
+
+
+def header_in(data: bytes | bytearray) -> dict[str, Any]:
+    """Return a header as it came. Raises LinkError."""
     try:
-        header = json.loads(await _read(reader, header_length))
+        header = json.loads(data)
     except (ValueError, RecursionError) as error:
         raise LinkError(f"The other side sends what is not JSON: {error}.") from error
     if not isinstance(header, dict):
         raise LinkError("The other side sends what is no JSON object.")
-    return header, await _read(reader, data_length)
+    return header
 
 
 def _proof(secret: bytes, role: bytes, of_called: bytes, of_caller: bytes) -> bytes:

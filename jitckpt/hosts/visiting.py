@@ -18,6 +18,11 @@ def encode(message: Checked, data: bytes = b"") -> bytes:
     return link.encode(checked.content_of(message), data)
 
 
+def head(message: Checked, size: int) -> bytes:
+    """Return what goes before so many bytes of a message. Raises LinkError if it is too long."""
+    return link.head(checked.content_of(message), size)
+
+
 async def hear(reader: asyncio.StreamReader, *kinds: type[Kind]) -> tuple[Kind, bytes]:
     """Return the next message. Raises LinkError at the connection's end, ProtocolError if it is another."""
     header, data = await link.receive(reader)

@@ -121,7 +121,7 @@ MOST_PACKED = 4 << 20  # bytes of a piece
 
 @dataclass(frozen=True)
 class ImagePiece(Checked):
-    """What stands at this place in such a file, behind this, with its checksum.
+    """What stands at this place in such a file, behind this, with its checksum: that of its pages' checksums.
 
     packed: how many bytes these are, of which zstd has made those that follow; 0: it has not.
     """

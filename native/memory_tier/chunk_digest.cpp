@@ -24,15 +24,18 @@ void finish(const void* state, uint8_t* digest) {
   XXH128_canonicalFromHash(reinterpret_cast<XXH128_canonical_t*>(digest),
                            XXH3_128bits_digest(static_cast<const XXH3_state_t*>(state)));
 }
+void at_once(const void* data, size_t size, uint8_t* digest) {
+  XXH128_canonicalFromHash(reinterpret_cast<XXH128_canonical_t*>(digest), XXH3_128bits(data, size));
+}
 
 }  // namespace
 
 #ifdef WITH_AVX2
 extern const DigestCalls digest_calls_avx2;
-const DigestCalls digest_calls_avx2{create, free_state, reset, add, finish};
+const DigestCalls digest_calls_avx2{create, free_state, reset, add, finish, at_once};
 #else
 extern const DigestCalls digest_calls;
-const DigestCalls digest_calls{create, free_state, reset, add, finish};
+const DigestCalls digest_calls{create, free_state, reset, add, finish, at_once};
 #endif
 
 }  // namespace jitckpt::memory_tier

@@ -16,6 +16,13 @@ const DigestCalls& fastest() {
 
 }  // namespace
 
+Digest digest_of(std::span<const std::byte> data) {
+  static const DigestCalls& calls = fastest();
+  Digest digest;
+  calls.at_once(data.data(), data.size(), digest.data());
+  return digest;
+}
+
 Digester::Digester() : calls_(fastest()), state_(calls_.create(), calls_.free) { calls_.reset(state_.get()); }
 
 Digest Digester::finish() {

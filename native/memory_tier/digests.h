@@ -18,7 +18,11 @@ struct DigestCalls {
   void (*reset)(void* state);
   void (*add)(void* state, const void* data, size_t size);
   void (*finish)(const void* state, uint8_t* digest);
+  void (*at_once)(const void* data, size_t size, uint8_t* digest);
 };
+
+// Of what lies in one piece.
+Digest digest_of(std::span<const std::byte> data);
 
 // Reads a chunk piece by piece, so that each is in the processor's cache when it is read.
 class Digester {

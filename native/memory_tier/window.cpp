@@ -55,12 +55,6 @@ void Window::check(size_t digests) const {
   if (chunks() != digests) no_memory("it has another number of chunks than of checksums");
 }
 
-Digest digest_of(std::span<const std::byte> chunk) {
-  Digester digester;
-  digester.add(chunk);
-  return digester.finish();
-}
-
 std::vector<Digest> digests_of(const Window& window) {
   std::vector<Digest> digests(window.chunks());
   for (uint64_t number = 0; number < digests.size(); ++number)

@@ -49,7 +49,6 @@ class Window {
   std::span<std::byte> bytes_;
 };
 
-Digest digest_of(std::span<const std::byte> chunk);
 std::vector<Digest> digests_of(const Window& window);
 
 // Throws ChunkFailure(damaged) for the first chunk that is not what its checksum says.

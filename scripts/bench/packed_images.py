@@ -3,8 +3,8 @@
     python scripts/bench/packed_images.py [--pairs 5] [--parameters-mb 64] [--json]
 
 The images are the writable pages of a process that has loaded torch, and holds a loader's batches and
-parameters of noise on the host. They go as a move of a host sends them, to a receiver that takes so many
-bytes a second; each pair is without zstd and with it, in turn. Needs the package zstandard.
+parameters of noise on the host. They go as a move of a host sends them, no faster than so many bytes a
+second; each pair is without zstd and with it, in turn. Needs the package zstandard.
 """
 
 import argparse
@@ -12,6 +12,7 @@ import asyncio
 import contextlib
 import json
 import os
+import socket
 import statistics
 import tempfile
 import time
@@ -27,23 +28,9 @@ from jitckpt.agent.standby import _receive_files
 from jitckpt.hosts import visiting
 from jitckpt.wire.moves import Whole
 
+SO_MAX_PACING_RATE = 47  # from asm-generic/socket.h: bytes a second
 PATIENCE = 60.0  # seconds with one that sends nothing
 LINKS = {"1 Gbit/s": 125e6, "2.5 Gbit/s": 312e6, "10 Gbit/s": 1.25e9, "as fast as it goes": float("inf")}
-
-
-class Limited:
-    """A stream that gives so many bytes a second."""
-
-    def __init__(self, reader: asyncio.StreamReader, rate: float) -> None:
-        self._reader, self._rate, self._began, self._size = reader, rate, time.monotonic(), 0
-
-    async def readexactly(self, size: int) -> bytes:
-        data = await self._reader.readexactly(size)
-        self._size += size
-        ahead = self._began + self._size / self._rate - time.monotonic()
-        if ahead > 0.001:
-            await asyncio.sleep(ahead)
-        return data
 
 
 def pages(parameters_mb: int, path: Path) -> int:
@@ -77,14 +64,15 @@ async def seconds(path: Path, rate: float, packs: bool) -> tuple[float, int]:
         rank: Any = SimpleNamespace(images=os.open(there, os.O_RDONLY), ring=-1)
 
         async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            limited: Any = Limited(reader, rate)
-            await _receive_files(limited, {1: rank}, PATIENCE)
+            await _receive_files(reader, writer, {1: rank}, PATIENCE)
             came.set_result(None)
             writer.close()
 
         server = await asyncio.start_server(called, "127.0.0.1")
         async with server:
             _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            if rate < float("inf"):
+                writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, SO_MAX_PACING_RATE, int(rate))
             packer, began = Packer(packs), time.monotonic()
             with path.open("rb") as file:
                 await send_file(writer, 1, "pages-1.img", file.fileno(), packer)

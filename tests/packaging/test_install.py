@@ -64,6 +64,7 @@ def test_install_and_uninstall(tmp_path: Path, environment: Path) -> None:
     assert {path.name.split(".")[0] for path in package.glob("*.so")} == {
         "_algorithms",
         "_memory_tier",
+        "_pages",
         "_seen",
         "_step_barrier",
     }

@@ -30,7 +30,7 @@ PYTHON = {
     "planning": "decisions system _algorithms",
     "agent/control": "agent/processes ring events hosts decisions console wire errors",
     "agent/migration": "agent/proxies agent/processes decisions/transparent ring events bindings hosts "
-    "decisions console system wire errors",
+    "decisions console system wire errors _pages",
     "agent/proxies": "agent/processes decisions/transparent events hosts decisions system wire _step_barrier",
     "agent/processes": "worker console system bindings wire",
     "frameworks": "worker worker/self_check state data encoding console system wire errors",
@@ -74,6 +74,7 @@ NATIVE = {
     "proxy": "proxy/transport device_api",
     "proxy/transport": "ground",
     "interpose": "watchdog device_api ground",
+    "pages": "memory_tier",
     "store_connect": "ground",
     "softgpu/aten": "softgpu",
     "softgpu/host": "softgpu",

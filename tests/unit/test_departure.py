@@ -16,7 +16,7 @@ import pytest
 from test_leaving import FACTS, HOSTS, RANK, SECRET
 
 from jitckpt.agent.migration import leaving
-from jitckpt.agent.migration.image_transfer import receive_files
+from jitckpt.agent.migration.image_receiver import receive_files
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Dumped
 from jitckpt.bindings.criu import CriuError
@@ -166,18 +166,18 @@ class Leaving:
         server = self.hosts.start(listen()).result()
         self.standbys.append(Standby("127.0.0.1", server.sockets[0].getsockname()[1]))
 
-    async def take(self, reader: asyncio.StreamReader) -> None:
+    async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear all that comes, up to the end of the images."""
         move, _ = await visiting.hear(reader, Move)
         self.came += move.ranks[0].said.get("agent", [])
-        await receive_files(reader, lambda _: os.memfd_create("image"))
+        await receive_files(reader, writer, lambda _: os.memfd_create("image"), 60)
 
     async def refuse(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self.take(reader)
+        await self.take(reader, writer)
         writer.write(visiting.encode(Refused(NO_ROOM)))
 
     async def restore(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await self.take(reader)
+        await self.take(reader, writer)
         writer.write(visiting.encode(RanksRestored(4711, 0.0)))
         self.handed_over.append((await visiting.hear(reader, HandOver))[0])
 
@@ -280,7 +280,7 @@ def test_images_may_take_long_as_long_as_they_go(job: Leaving, monkeypatch: pyte
     monkeypatch.setattr(leaving, "ANSWER_SECONDS", 0.5)
 
     async def slow(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await job.take(reader)
+        await job.take(reader, writer)
         await asyncio.sleep(0.7)  # two ranks are made again, in less than the time for both
         writer.write(visiting.encode(RanksRestored(4711, 0.7)))
         await visiting.hear(reader, HandOver)
@@ -298,7 +298,7 @@ def test_who_takes_nothing_is_waited_for_so_long_and_no_longer(
     ended: Future[float] = Future()
 
     async def stop(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await job.take(reader)
+        await job.take(reader, writer)
         await reader.read()
         ended.set_result(time.monotonic())
 

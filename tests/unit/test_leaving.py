@@ -175,7 +175,7 @@ def test_what_a_host_that_is_left_sends_comes_whole(
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         move, _ = await visiting.hear(reader, Move)
         assert replace(move, clock=MOVE.clock) == MOVE
-        await _receive_files(reader, {1: come}, 60)
+        await _receive_files(reader, writer, {1: come}, 60)
         writer.write(visiting.encode(RanksRestored(4711, 0.5)))
         assert (await visiting.hear(reader, HandOver))[0] == HAND_OVER
         writer.write(visiting.encode(Taken()))
@@ -242,7 +242,7 @@ def test_an_answer_that_makes_no_sense_is_a_sentence(
 ) -> None:
     async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await visiting.hear(reader, Move)
-        await _receive_files(reader, {1: come}, 60)
+        await _receive_files(reader, writer, {1: come}, 60)
         writer.write(link.encode(answer))
 
     with pytest.raises(LinkError) as caught:

@@ -80,7 +80,7 @@ def test_packed_images_come_as_they_went(tmp_path: Path) -> None:
         came: asyncio.Future[None] = asyncio.get_running_loop().create_future()
 
         async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await _receive_files(reader, {1: rank}, 60)
+            await _receive_files(reader, writer, {1: rank}, 60)
             came.set_result(None)
             writer.close()
 

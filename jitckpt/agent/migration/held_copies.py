@@ -11,7 +11,8 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from jitckpt.agent.migration import packing
-from jitckpt.agent.migration.image_transfer import PIECE, Pace, receive_files, send_file
+from jitckpt.agent.migration.image_receiver import receive_files
+from jitckpt.agent.migration.image_transfer import PIECE, Pace, send_file
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.pages import BLOCK, Pages
 from jitckpt.agent.migration.shelf import (
@@ -159,7 +160,7 @@ class HeldCopies:
             await asyncio.to_thread(lambda: coming.begin(reserve()))
             lacking = [(one.rank, one.image) for one in coming.lacking]
             writer.write(visiting.encode(HasNot(lacking, packing.can_pack())))
-            await receive_files(reader, coming.opened, PATIENCE)
+            await receive_files(reader, writer, coming.opened, PATIENCE)
             snapshot = await asyncio.to_thread(coming.finish)
             with self._lock:
                 if self._forgets == forgets:

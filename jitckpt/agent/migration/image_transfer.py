@@ -1,23 +1,24 @@
 """Files of images go to another host in pieces with checksums, packed where that pays, with their holes.
 
-Disks are read and written by other threads: the connections' own has to say that its host lives.
+The system sends pieces out of the files while the next are looked through by another thread: the connections'
+own has to say that its host lives.
 """
 
 import asyncio
 import contextlib
+import io
 import os
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from jitckpt.agent.migration import packing
+from jitckpt._pages import PAGE
 from jitckpt.agent.migration.packing import Packer
-from jitckpt.agent.migration.same_pages import SameOrNew, SamePages, SamePagesOfFile
-from jitckpt.agent.proxies.state_transfer import checksum
+from jitckpt.agent.migration.same_pages import PartOfFile, SamePages, SamePagesOfFile
 from jitckpt.hosts import visiting
 from jitckpt.hosts.link import LinkError
-from jitckpt.wire.moves import MOST_PACKED, ImageFile, ImagePiece, SamePiece, Whole
+from jitckpt.wire.moves import MOST_PACKED, ImageFile, ImagePiece, SamePiece
 
 PIECE = MOST_PACKED
 SLOWEST = 50e6  # bytes a second that no training misses
@@ -38,6 +39,14 @@ class Pace:
         await asyncio.sleep(self._begun + self._went * self._seconds - time.monotonic())
 
 
+@dataclass(frozen=True)
+class _Ready:
+    """A part that goes now. packed: its bytes, if they go so."""
+
+    part: PartOfFile
+    packed: bytes | None
+
+
 async def send_file(
     writer: asyncio.StreamWriter,
     rank: int,
@@ -56,100 +65,87 @@ async def send_file(
     """
     sent = 0
     writer.write(visiting.encode(ImageFile(rank, image, os.fstat(file).st_size)))
+    way = _Way(writer, rank, image, file, packer)
     on_its_way: asyncio.Task[None] | None = None
-    pieces = _pieces(file, None if same is None else same.of(rank, image))
+    pieces = _pieces(file, (same or SamePages(0)).of(rank, image), packer)
     try:
         while (piece := await to_its_end(next, pieces, None)) is not None:
-            if isinstance(piece, SamePiece):
-                writer.write(visiting.encode(replace(piece, rank=rank, image=image)))
-                sent += piece.size
-                continue
-            at, data, proof = piece
-            packed = await packer.pack(data)  # while the piece before is on its way
             if on_its_way is not None:
                 await on_its_way
-            said = ImagePiece(rank, image, at, proof, 0 if packed is None else len(data))
-            message = visiting.encode(said, data if packed is None else packed)
-            writer.write(message)
-            on_its_way = asyncio.create_task(_drain(packer, writer, len(message), patience))
-            sent += len(data)
+            on_its_way = asyncio.create_task(way.send(piece, patience))
+            size = sum(one.part.size for one in piece)
+            sent += size
             if pace is not None:
-                await pace.keep(len(data))
+                await pace.keep(size)
     finally:
         if on_its_way is not None:
             await on_its_way
     return sent
 
 
-async def _drain(packer: Packer, writer: asyncio.StreamWriter, size: int, patience: float | None) -> None:
-    async with _in_time(patience, "takes"):
-        await packer.drain(writer, size)
+@dataclass(frozen=True)
+class _Way:
+    """Of one file."""
+
+    writer: asyncio.StreamWriter
+    rank: int
+    image: str
+    file: int
+    packer: Packer
+
+    async def send(self, piece: list[_Ready], patience: float | None) -> None:
+        """Send a piece's parts. Raises LinkError or OSError."""
+        async with _in_time(patience, "takes"):
+            for one in piece:
+                await self._send_part(one)
+            await self.writer.drain()
+
+    async def _send_part(self, one: _Ready) -> None:
+        part, packed = one.part, one.packed
+        if part.same is not None:
+            said = SamePiece(self.rank, self.image, part.at, part.size, *part.same)
+            self.writer.write(visiting.encode(said))
+            return
+        size = part.size if packed is None else len(packed)
+        head = ImagePiece(self.rank, self.image, part.at, part.sum, 0 if packed is None else part.size)
+        self.writer.write(visiting.head(head, size))
+        begun = time.monotonic()
+        if packed is None:
+            await self._out_of_file(part)
+        else:
+            self.writer.write(packed)
+            await self.writer.drain()
+        self.packer.worth.was_sent(size, time.monotonic() - begun)
+
+    async def _out_of_file(self, part: PartOfFile) -> None:
+        loop = asyncio.get_running_loop()
+        with io.FileIO(self.file, closefd=False) as source:
+            sent = await loop.sendfile(self.writer.transport, source, part.at, part.size)
+        if sent < part.size:
+            raise OSError(f"only {sent} of {part.size} bytes of {self.image} could be sent")
 
 
-def _pieces(file: int, same: SamePagesOfFile | None) -> Iterator[tuple[int, bytes, str] | SamePiece]:
-    """Yield what is written of a file, with where it stands, and its checksum; or where the same has gone."""
-    size, at = os.fstat(file).st_size, 0
-    while at < size:
+def _pieces(file: int, same: SamePagesOfFile, packer: Packer) -> Iterator[list[_Ready]]:
+    """Yield what is written of a file, in parts that are new or have gone."""
+    for begin, end in _written(file):
+        for at in range(begin, end, PIECE):
+            parts = same.parts(file, at, min(end - at, PIECE))
+            yield [
+                _Ready(one, packer.pack(file, one.at, one.size) if one.same is None else None)
+                for one in parts
+            ]
+
+
+def _written(file: int) -> Iterator[tuple[int, int]]:
+    """Yield where a file has no holes. The system looks for the next hole from page to page."""
+    size, end = os.fstat(file).st_size, 0
+    while end < size:
         try:
-            at = os.lseek(file, at, os.SEEK_DATA)
+            begin = os.lseek(file, end, os.SEEK_DATA)
         except OSError:  # only a hole is left
             return
-        end = min(os.lseek(file, at, os.SEEK_HOLE), at + PIECE)
-        data = os.pread(file, end - at, at)
-        for run in (SameOrNew(0, len(data), None),) if same is None else same.runs(at, data):
-            if run.same is None:
-                part = data[run.begin : run.end]
-                yield at + run.begin, part, checksum(part)
-            else:
-                yield SamePiece(0, "", at + run.begin, run.end - run.begin, *run.same)
-        at += len(data)
-
-
-@dataclass(frozen=True)
-class _Opened:
-    file: int
-    size: int
-
-
-async def receive_files(
-    reader: asyncio.StreamReader, opened: Callable[[ImageFile], int | None], patience: float | None = None
-) -> int:
-    """Take files until all are whole; return their bytes. They are closed, but not flushed.
-
-    opened: returns a descriptor for a file that is to come, and None for any other. patience: seconds until
-    the next piece. Raises LinkError if they don't come whole, ProtocolError, or OSError.
-    """
-    files: dict[tuple[int, str], _Opened] = {}
-    size = 0
-    try:
-        while True:
-            async with _in_time(patience, "sends"):
-                said, data = await visiting.hear(reader, Whole, ImageFile, ImagePiece, SamePiece)
-            match said:
-                case SamePiece() if said.of in files and (said.rank, said.image) in files:
-                    size += await to_its_end(_copy, files[said.of], files[said.rank, said.image], said)
-                case ImagePiece(rank, image) if (rank, image) in files:
-                    size += await to_its_end(_write, files[rank, image], said, data)
-                case ImageFile(rank, image, whole) if (rank, image) not in files:
-                    if (file := opened(said)) is None:
-                        raise LinkError(f"{said!r:.200} makes no sense here.")
-                    files[rank, image] = _Opened(file, whole)
-                    os.ftruncate(file, whole)
-                case Whole():
-                    return size
-                case _:
-                    raise LinkError(f"{said!r:.200} makes no sense here.")
-    finally:
-        for one in files.values():
-            os.close(one.file)
-
-
-def _write(to: _Opened, said: ImagePiece, data: bytes) -> int:
-    if said.packed:
-        data = packing.unpack(data, said.packed)
-    if said.sum != checksum(data) or said.at + len(data) > to.size:
-        raise LinkError("A piece of an image came damaged.")
-    return os.pwrite(to.file, data, said.at)
+        end = os.lseek(file, begin, os.SEEK_HOLE)
+        yield begin - begin % PAGE, end
 
 
 async def to_its_end(call: Callable[..., Value], *arguments: Any) -> Value:
@@ -160,13 +156,6 @@ async def to_its_end(call: Callable[..., Value], *arguments: Any) -> Value:
     except asyncio.CancelledError:
         await asyncio.wait([call_ends])
         raise
-
-
-def _copy(origin: _Opened, to: _Opened, said: SamePiece) -> int:
-    data = os.pread(origin.file, said.size, said.of_at)
-    if len(data) < said.size or said.at + said.size > to.size:
-        raise LinkError("A piece of an image is to be the same as what has not come.")
-    return os.pwrite(to.file, data, said.at)
 
 
 @contextlib.asynccontextmanager

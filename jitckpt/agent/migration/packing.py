@@ -4,8 +4,8 @@ A piece is packed while the one before is on its way, so it pays if that takes n
 and takes something off. Both are measured as the pieces go. It is an extra: the package zstandard.
 """
 
-import asyncio
 import importlib.util
+import os
 import time
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -23,7 +23,7 @@ def can_pack() -> bool:
     return importlib.util.find_spec("zstandard") is not None
 
 
-def unpack(data: bytes, size: int) -> bytes:
+def unpack(data: bytes | memoryview, size: int) -> bytes:
     """Return what was packed, of so many bytes. Raises LinkError if it is not that."""
     if not can_pack():
         raise LinkError("A piece came packed, and the package zstandard is not here.")
@@ -94,23 +94,17 @@ class Packer:
         self.saved = 0  # bytes that did not have to go
         self._compressor = _zstandard().ZstdCompressor(level=LEVEL) if can_pack else None
 
-    async def pack(self, data: bytes) -> bytes | None:
-        """Return a piece as it goes; None: as it is."""
+    def pack(self, file: int, at: int, size: int) -> bytes | None:
+        """Return a piece of a file as it goes; None: as it is. Raises OSError."""
         if self._compressor is None or not self.worth.is_due():
             return None
-        begun = time.monotonic()
-        packed: bytes = await asyncio.to_thread(self._compressor.compress, data)
-        self.worth.was_packed(len(data), len(packed), time.monotonic() - begun)
-        if not self.worth.pays or len(packed) >= len(data):
+        data, begun = os.pread(file, size, at), time.monotonic()
+        packed: bytes = self._compressor.compress(data)
+        self.worth.was_packed(size, len(packed), time.monotonic() - begun)
+        if not self.worth.pays or len(packed) >= size:
             return None
-        self.saved += len(data) - len(packed)
+        self.saved += size - len(packed)
         return packed
-
-    async def drain(self, writer: asyncio.StreamWriter, size: int) -> None:
-        """Wait until what was written last can be followed by more."""
-        begun = time.monotonic()
-        await writer.drain()
-        self.worth.was_sent(size, time.monotonic() - begun)
 
 
 def _zstandard() -> ModuleType:

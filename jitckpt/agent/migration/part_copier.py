@@ -9,7 +9,7 @@ from pathlib import Path
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.held_copies import PATIENCE, VISIT, HeldCopies, send_part
-from jitckpt.agent.migration.image_transfer import receive_files
+from jitckpt.agent.migration.image_receiver import receive_files
 from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, Shelf
 from jitckpt.agent.migration.snapshot_parts import ComingPart, files_of
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
@@ -132,7 +132,7 @@ async def fetch(
             await asyncio.to_thread(coming.begin)
             lacking = [(one.rank, one.image) for one in coming.lacking]
             writer.write(visiting.encode(HasNot(lacking, packing.can_pack())))
-            size = await receive_files(reader, coming.opened, PATIENCE)
+            size = await receive_files(reader, writer, coming.opened, PATIENCE)
             return await asyncio.to_thread(coming.finish), size
         finally:
             coming.drop()

@@ -32,6 +32,8 @@ TEST(Digester, BeginsAnewAndTakesPiecesOfAnySize) {
     EXPECT_EQ(digester.finish(), whole) << piece;
   }
   EXPECT_NE(digest_in(digester, text + "y"), whole);
+  EXPECT_EQ(digest_of(std::as_bytes(std::span(text))), whole);
+  EXPECT_EQ(digest_of({}), digest_in(digester, ""));
 }
 
 }  // namespace
