@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import math
 import os
+import resource
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, replace
@@ -14,7 +15,9 @@ from typing import Any
 import pytest
 from descriptors import held_descriptors
 
+from jitckpt._pages import checksum
 from jitckpt.agent import standby
+from jitckpt.agent.migration import image_receiver
 from jitckpt.agent.migration import leaving as leaving_module
 from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import Dumped
@@ -445,3 +448,18 @@ def test_a_job_that_is_over_as_ranks_come_leaves_no_traceback(caplog: pytest.Log
 
     asyncio.run(over())  # which ends all that is still under way
     assert caplog.text == ""
+
+
+def test_a_piece_that_memory_has_no_room_for_is_no_image(tmp_path: Path) -> None:
+    """The system writes as much as it can, and says how much that is."""
+    data, limits = os.urandom(8192), resource.getrlimit(resource.RLIMIT_FSIZE)
+    with (tmp_path / "image").open("wb") as file:
+        to = image_receiver._Opened(file.fileno(), len(data))
+        said = ImagePiece(1, "pages-1.img", 0, checksum(data), 0)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))
+        try:
+            with pytest.raises(OSError, match="only 5000 of 8192 bytes of an image could be written"):
+                image_receiver._write(to, said, data)
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        assert image_receiver._write(to, said, data) == len(data)

@@ -85,7 +85,10 @@ def _write(to: _Opened, said: ImagePiece, data: bytes | memoryview) -> int:
         data = packing.unpack(data, said.packed)
     if said.sum != checksum(data) or said.at + len(data) > to.size:
         raise LinkError("A piece of an image came damaged.")
-    return os.pwrite(to.file, data, said.at)
+    size = os.pwrite(to.file, data, said.at)
+    if size < len(data):
+        raise OSError(f"only {size} of {len(data)} bytes of an image could be written: the memory is full")
+    return size
 
 
 def _copy(origin: _Opened, to: _Opened, said: SamePiece) -> int:
