@@ -426,13 +426,14 @@ class _MapPass(_PlainPass):
 
     @property
     def is_at_last(self) -> bool:
+        if self.state.ended:
+            return True
         length = self._length()
         return length is not None and self.state.batches >= length
 
     @property
     def may_be_at_last(self) -> bool:
-        is_known = not self.state.ended and self._length() is not None
-        return self.is_at_last if is_known else super().may_be_at_last
+        return self.is_at_last or (super().may_be_at_last and self._length() is None)
 
     def _length(self) -> int | None:
         try:

@@ -87,7 +87,7 @@ class Loop:
         the end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
         """
         self.is_used = False
-        self.may_be_at_end = False  # the script is at the end of a loop, or at its next minibatch
+        self.is_at_end = False  # the script is known to be at the end of a loop
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
@@ -148,13 +148,13 @@ class Loop:
         self._went_on = True
         try:
             for step in range(first, number):
-                self.may_be_at_end = False
+                self.is_at_end = False
                 self._reached(sys._getframe(1))
                 self._iteration = step + 1
                 self._put_numbers()
                 yield step
             caller = sys._getframe(1)
-            self.may_be_at_end = True
+            self.is_at_end = True
             self._at_last((caller.f_code, caller.f_lasti))
             self._reached()
             self._in_steps = False
@@ -235,7 +235,7 @@ class Loop:
     def minibatch_is_over(self) -> None:
         """All that belongs to the optimizer steps since the last call is done."""
         one, _ = self._newest
-        self.may_be_at_end = one is not None and one.may_be_at_last
+        self.is_at_end = one is not None and one.is_at_last
         self._reached()
 
     def go_on_now(self) -> None:
@@ -343,8 +343,8 @@ class Loop:
 
     def next_batch(self, one: Pass, number: int, frame: FrameType | None = None) -> Any:
         """Return the next batch of a pass; the script, in this frame, is between two minibatches."""
-        self.may_be_at_end = one.may_be_at_last
-        if frame is not None and self.may_be_at_end:
+        self.is_at_end = one.is_at_last
+        if frame is not None and one.may_be_at_last:
             self._at_last((frame.f_code, frame.f_lasti))
         self._reached(frame)
         self._leave_dropped()
@@ -374,7 +374,7 @@ class Loop:
 
     def leave(self, one: Pass, asked: Asked | None = None) -> None:
         """The script has left the loop over this pass. asked: where it had asked for a batch."""
-        self.may_be_at_end = True
+        self.is_at_end = True
         if asked is not None:
             self._at_last(asked)
         self._reached()

@@ -223,7 +223,7 @@ class AroundSteps:
     @harmless
     def _settle_at_boundary(self, step: int) -> None:
         is_checked = self._check.is_pending(step)
-        at_end = self._loop.may_be_at_end
+        at_end = self._loop.is_at_end
         changed = self._outside.minibatch_begun(step + 1, look=is_checked, boundary=True, at_end=at_end)
         self._lookouts.extra.goes_on(CHANGES_AT_THE_END)
         self._goes_on()

@@ -92,7 +92,7 @@ class OutsideChanges:
         self._after_every_step = True  # as far as was looked, and not before the first
         self._mirrored: frozenset[str] = frozenset()
         self._mirrored_at_end: frozenset[str] = frozenset()  # of loops over minibatches
-        self._began_at_end = 0  # the newest minibatch before which such a loop has ended, perhaps
+        self._began_at_end = 0  # the newest minibatch before which such a loop has ended
         self._has_boundaries = False  # the loop tells them
         self.whole = False  # all is copied: the state of a step is there even while the next one is made
         self._said: set[str] = set()
@@ -114,7 +114,7 @@ class OutsideChanges:
         """The device is given the forward pass of `step`, or the loop says that its minibatch begins.
 
         look: somebody has taken the state after the step before, and wants to know whether that is still so.
-        at_end: at this boundary the loop may be at its end, and other things come before that minibatch.
+        at_end: at this boundary the loop is at its end, and other things come before that minibatch.
         Returns whether it is another now; `is_counted` says whose the change is.
         """
         first = self._newest == self._base
