@@ -85,12 +85,15 @@ class VariableKeeper:
         """
         if self._is_off:
             return
-        with self._kept.looking(self._scopes(_frames(frame))):
-            for name in names:
-                if (variable := self._find(frame, name)) is not None:
-                    self._is_at_last = True
-                    self._kept.follow_behind(*variable)
-                    self._name_if_not_kept(variable)
+        try:
+            with self._kept.looking(self._scopes(_frames(frame))):
+                for name in names:
+                    if (variable := self._find(frame, name)) is not None:
+                        self._is_at_last = True
+                        self._kept.follow_behind(*variable)
+                        self._name_if_not_kept(variable)
+        except Exception as error:
+            self._give_up(error)
 
     def _name_if_not_kept(self, variable: _Variable) -> None:
         if not self._kept.keeps(*variable):
