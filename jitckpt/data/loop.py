@@ -143,7 +143,8 @@ class Loop:
             self._put_numbers()
         self._in_steps = True
         first = number if self._left else self._iteration
-        if self._iteration > 0 and not self._saved and not self._went_on:
+        is_in_it = first < number or not self._saved  # else passes have begun since, where it is put back
+        if self._iteration > 0 and is_in_it and not self._went_on:
             self._put_back()
         self._went_on = True
         try:

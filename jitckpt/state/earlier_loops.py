@@ -8,13 +8,14 @@ from collections.abc import Mapping
 from typing import Any
 
 from jitckpt.encoding import tree_codec
-from jitckpt.encoding.tree_codec import Encoded
+from jitckpt.encoding.tree_codec import Encoded, to_json
 
 PART = "earlier_loops"
-MOST_LOOPS = 256  # of an epoch
-TOO_MANY = (
-    f"More than {MOST_LOOPS} loops over minibatches in one epoch set what the code behind them reads. After "
-    "a failure those that came later have no values there. Give job.epochs more and shorter epochs."
+MOST_BYTES = 1_000_000  # of all loops of an epoch
+TOO_MUCH = (
+    "What the script's variables were behind each loop over minibatches of one epoch has grown beyond "
+    f"{MOST_BYTES // 1000} kB. After a failure in a later loop of that epoch the code behind this one finds "
+    "them as the script sets them before it. Give job.epochs more and shorter epochs."
 )
 
 Values = Mapping[str, Mapping[str, Any]]  # by places and names
@@ -28,11 +29,13 @@ class EarlierLoops:
         self._captured = self._given = Encoded({}, {})
 
     def note(self, loop: str, values: Values) -> str | None:
-        """Keep what is read behind a loop; return, once, a sentence if it is one too many."""
-        if loop not in self._told and len(self._told) >= MOST_LOOPS:
-            return TOO_MANY
-        self._told[loop] = values
-        self._captured = tree_codec.encode(self._told, PART)
+        """Keep what there is behind a loop; return a sentence if that is too much."""
+        told = self._told | {loop: values}
+        captured = tree_codec.encode(told, PART)
+        size = len(to_json(captured.tree)) + sum(one.nbytes for one in captured.tensors.values())
+        if size > MOST_BYTES:
+            return TOO_MUCH
+        self._told, self._captured = told, captured
         return None
 
     def begin_epoch(self) -> None:

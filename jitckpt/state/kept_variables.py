@@ -192,13 +192,8 @@ class KeptVariables:
         self.follow_changed(place, name, value)
 
     def note_loop(self, loop: str) -> str | None:
-        """Keep what is read behind a loop, which has ended, for the rest of the epoch, as of EarlierLoops."""
-        told = {
-            place: {name: self._told[place][name] for name in names if name in self._told[place]}
-            for place, names in self._behind.items()
-            if place in self._told
-        }
-        return self.earlier.note(loop, told) if any(told.values()) else None
+        """Keep all as it is now, as a loop has ended, for the rest of the epoch, as of EarlierLoops."""
+        return self.earlier.note(loop, self._told) if self._told else None
 
     def keeps(self, place: str, name: str, value: object) -> bool:
         """Return whether a variable is kept, under this name or as an object that has another one, too."""

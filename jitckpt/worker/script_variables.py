@@ -23,10 +23,10 @@ from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker import advice
 from jitckpt.worker.carried_names import (
     counted_beside,
+    held,
     loops_around,
     made_anew,
     read_first,
-    set_now_and_then,
     target_of,
 )
 from jitckpt.worker.frames import frames_that_ask, is_ours, scripts_frames, variables_of
@@ -274,7 +274,7 @@ class ScriptVariables:
         if len(at) == 1 and not self._of_epochs:
             carried |= counted_beside(frame.f_code, at)
         if self._of_epochs:
-            read, carried = (names | set_now_and_then(frame.f_code, at) for names in (read, carried))
+            read, carried = (names | held(frame.f_code, at) for names in (read, carried))
         tells_nothing = len(at) > 1
         scope = variables_of(frame)
         used = {id(one): one for one in (*self._given, *scope.values())}.values()

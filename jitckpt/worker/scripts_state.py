@@ -38,7 +38,6 @@ class ScriptsState:
         """step: the newest that the host has ended. of_round: of the job's loops. say: of what is kept."""
         self._host, self._step, self._of_round = host, step, of_round
         self._say, self._warn = say, warn
-        self._nothing_behind: set[Asked] = set()  # where loops ask behind which nothing of theirs is read
         known: tuple[set[object], set[object]] = set(), set()
         self.variables = self._make_variables(given, job, *known, of_epochs=False)
         self.variables_of_epochs = self._make_variables(given, job, *known, of_epochs=True)
@@ -92,14 +91,11 @@ class ScriptsState:
         A restart at the loop's end comes there without an iteration. asked: where the script has asked for a
         minibatch; it may be at the loop's end.
         """
-        if (keeper := self._keeper) is None or asked in self._nothing_behind:
+        if (keeper := self._keeper) is None:
             return
         for frame in frames_that_ask(sys._getframe(1))[-1:]:
             place = asked[1] if frame.f_code is asked[0] else frame.f_lasti
-            if names := read_behind(frame.f_code, place):
-                keeper.follow_behind(frame, names)
-            elif frame.f_code is asked[0]:
-                self._nothing_behind.add(asked)
+            keeper.follow_behind(frame, read_behind(frame.f_code, place))
 
     def put_behind(self) -> None:
         """A restart is at the end of a loop that it passes by, and that is not where it goes on."""

@@ -1,7 +1,7 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -78,18 +78,18 @@ class VariableKeeper:
                 if (variable := self._find(frame, name)) is not None:
                     follow(*variable)
 
-    def follow_behind(self, frame: FrameType, names: Iterable[str]) -> None:
+    def follow_behind(self, frame: FrameType, names: Collection[str]) -> None:
         """Keep what these names lead to, as the frame's loop is at its end: it is read behind that.
 
         In other iterations it is not looked at.
         """
-        if self._is_off:
+        self._is_at_last = True
+        if self._is_off or not names:
             return
         try:
             with self._kept.looking(self._scopes(_frames(frame))):
                 for name in names:
                     if (variable := self._find(frame, name)) is not None:
-                        self._is_at_last = True
                         self._kept.follow_behind(*variable)
                         self._name_if_not_kept(variable)
         except Exception as error:
@@ -106,16 +106,16 @@ class VariableKeeper:
             self._warn(text)
 
     def put_behind(self, frame: FrameType | None) -> None:
-        """Set what is read behind a loop that a restart passes by, somewhere below this frame, as it was."""
+        """Set what is kept as it was behind a loop that a restart passes by, somewhere below this frame."""
         if self._is_off or not (values := self._kept.earlier.of(_loop_of(self._of_round()))):
             return
         try:
             frames = _frames(frame)
             for place, scope in self._scopes(frames).items():
                 new = {
-                    name: plain_values.put(scope.get(name), value, in_place=False)
+                    name: plain_values.put(scope.get(name), value)
                     for name, value in values.get(place, {}).items()
-                    if not plain_values.other_names_in(value)
+                    if not (plain_values.other_names_in(value) or plain_values.is_deleted(value))
                 }
                 if new and where(place).is_function:
                     set_variables(frames[place][0], new)
