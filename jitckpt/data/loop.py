@@ -108,7 +108,7 @@ class Loop:
         self._given_outside = False  # the newest batch was asked for outside of a loop over steps
         self._went_on = False
         self._driven: Iterator[int] | None = None
-        self._warned = self._warned_of_cycle = False
+        self._said: set[str] = set()
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
         self._previous: list[
@@ -146,6 +146,8 @@ class Loop:
         is_in_it = first < number or not self._saved  # else passes have begun since, where it is put back
         if self._iteration > 0 and is_in_it and not self._went_on:
             self._put_back()
+        elif first >= number and self._goes_on_at is not None:
+            self._passed_by()
         self._went_on = True
         try:
             for step in range(first, number):
@@ -283,24 +285,15 @@ class Loop:
         one, _ = self._newest
         return one is None or one.state.batches % micro_batches == 0 or one.is_at_last
 
-    def warn_of_count(self, function: str, instead: str) -> None:
-        """A count beside the batches does not know where they go on. instead: a sentence, what to write."""
-        if not self._warned:
-            self._warned = True
-            self._warn(
-                f"{function} of job.batches(loader) counts from 0 again where a restart goes on in "
-                f"the middle of an epoch. {instead}"
-            )
+    @property
+    def minibatches(self) -> int:
+        """How many have ended in this process."""
+        return self._minibatches
 
-    def warn_of_cycle(self) -> None:
-        """What itertools.cycle has kept of the first round is lost with the process."""
-        if not self._warned_of_cycle:
-            self._warned_of_cycle = True
-            self._warn(
-                "itertools.cycle of job.batches(loader) gives the batches of its first round again, which a "
-                "restart does not have: from there on the training would differ. Write a generator in its "
-                "place, `while True: yield from job.batches(loader)`, which reads the loader in each round."
-            )
+    def warn_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._warn(text)
 
     def begin_pass(self, loader: Iterable[Any]) -> tuple[Pass, int]:
         """Begin a pass over a loader; returns it and its number among those of the epoch."""
@@ -560,8 +553,24 @@ class Loop:
         self._numbers = array("q", [*numbers, self._epoch_loop, self._step_loop])
 
 
-OF_ISLICE = "Write `batches = job.batches(loader)` and then `islice(batches, n - batches.first)`."
-OF_FILTER = "Count in a variable of the loop's own (`number += 1`), which is kept."
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
+OF_COMPREHENSION = (
+    "Optimizer steps are made in a comprehension over job.batches, or in one that sum() and the like read. "
+    "After a failure it goes on with the next batch, and what it has made of those before is lost. Write a "
+    "for statement that appends to a list, or adds to a number: these are kept."
+)
+OF_CYCLE = (
+    "itertools.cycle of job.batches(loader) gives the batches of its first round again, which a restart does "
+    "not have: from there on the training would differ. Write a generator in its place, `while True: yield "
+    "from job.batches(loader)`, which reads the loader in each round."
+)
+_COUNTS = "of job.batches(loader) counts from 0 again where a restart goes on in the middle of an epoch."
+OF_ISLICE = (
+    f"islice {_COUNTS} Write `batches = job.batches(loader)` and then `islice(batches, n - batches.first)`."
+)
+OF_FILTER = (
+    f"enumerate of filter {_COUNTS} Count in a variable of the loop's own (`number += 1`), which is kept."
+)
 
 
 class Batches:
@@ -578,11 +587,11 @@ class Batches:
         names = caller.f_code.co_names
         if _doing(caller).startswith("CALL"):
             if "islice" in names and "first" not in names:
-                self._loop.warn_of_count("islice", OF_ISLICE)
+                self._loop.warn_once(OF_ISLICE)
             elif {"enumerate", "filter"} <= {*names}:  # of what filter leaves, which is fewer
-                self._loop.warn_of_count("enumerate of filter", OF_FILTER)
+                self._loop.warn_once(OF_FILTER)
             if "cycle" in names:
-                self._loop.warn_of_cycle()
+                self._loop.warn_once(OF_CYCLE)
         return Iteration(self._loop, self._loader, counts_on=not self._script_counts)
 
     @property
@@ -609,6 +618,7 @@ class Iteration:
         self._loop = loop
         self._pass, self._number = loop.begin_pass(loader)
         self.begun = self._pass  # stays, when nothing more is to be given
+        self._minibatches = loop.minibatches
         self._done = self.begun.state.batches if counts_on and not self.begun.state.ended else 0
 
     def __iter__(self) -> "Iteration":
@@ -624,6 +634,9 @@ class Iteration:
             counted.go_on(self, frame, self._done)
             self._done = 0
         self._asked = frame.f_code, frame.f_lasti
+        is_collected = frame.f_code.co_name in COMPREHENSIONS and _is_collected(frame)
+        if is_collected and self._loop.minibatches > self._minibatches:
+            self._loop.warn_once(OF_COMPREHENSION)
         try:
             return self._loop.next_batch(self._pass, self._number, frame)
         except StopIteration:
@@ -644,6 +657,13 @@ class Iteration:
             else:
                 self._loop.drop(self._pass)
             self._pass.drop()
+
+
+def _is_collected(comprehension: FrameType) -> bool:
+    """Whether all that a comprehension gives is put together: no for statement takes it one by one."""
+    outer = comprehension.f_back
+    is_generator = comprehension.f_code.co_name == "<genexpr>"
+    return not is_generator or (outer is not None and "CALL" in _doing(outer))  # PRECALL makes some
 
 
 def _left_by_the_script() -> bool:

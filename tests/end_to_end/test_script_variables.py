@@ -129,6 +129,64 @@ def test_what_is_read_behind_a_loop_is_there_after_a_failure_in_the_next_one(lau
     assert_goes_on(launcher, BEHIND, "1 stream 1 0 forward 10 1 forward 30", unsaid="no save holds")
 
 
+LATER = """
+class Meter:
+    def __init__(self):
+        self.sum, self.count = 0.0, 0
+
+    def add(self, value):
+        self.sum, self.count = self.sum + value, self.count + 1
+
+
+def step(x, y):
+    loss = cross_entropy(model(x.cuda()), y.cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def tasks(epoch):
+    of_task = {}
+    for task, loader in loaders.items():
+        meter = Meter()
+        for number, (x, y) in enumerate(job.batches(loader)):
+            at(task, 10 * epoch + number)
+            meter.add(step(x, y))
+        of_task[task] = meter.sum / meter.count, number
+    return of_task
+
+
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+optimizer = torch.optim.Adam(model.parameters(), 0.05)
+job = jitckpt.init(model=model, optimizer=optimizer)
+first, *others = (DataLoader(data, 12, shuffle=True) for _ in range(3))
+loaders = dict(zip(["one", "other"], others))
+history, best, bad = [], None, 0
+for epoch in job.epochs(5):
+    total = count = 0
+    for x, y in job.batches(first):
+        total += step(x, y)
+        count += 1
+    history.append(total / count)
+    for number in job.steps(3):
+        at("steps", 10 * epoch + number)
+        total += step(torch.randn(8, 8), torch.zeros(8, dtype=torch.long))
+    history.append((total, count, tasks(epoch)))
+    if best is None or total < best - 100:
+        best, bad = total, 0
+    else:
+        bad += 1
+    history.append(bad)
+end(model, [history])
+"""
+
+
+def test_a_restart_in_a_later_loop_of_an_epoch_finds_what_those_before_had_left(launcher: Launcher) -> None:
+    """It passes by these without a batch, and does again what comes between them."""
+    assert_goes_on(launcher, LATER, "1 steps 12 0 other 31 1 one 40", unsaid="no save holds")
+
+
 RELOADING = """
 import copy, functools
 from dataclasses import dataclass

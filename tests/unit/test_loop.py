@@ -682,6 +682,24 @@ def test_what_keeps_batches_for_later_rounds_is_named() -> None:
     assert "while True: yield from job.batches(loader)" in warning
 
 
+def test_what_a_comprehension_collects_is_named_if_steps_are_made_in_it() -> None:
+    """Its list is in no variable before it is whole. An evaluation is made again from its beginning."""
+
+    def collected(*, trains: bool) -> list[str]:
+        training = Training()
+        for _ in training.loop.epochs(1):
+            batches = training.loop.batches(LOADERS["in order"]())
+            act = training.optimize if trains else training.random.capture
+            assert sum(len(batch) for batch in batches if [act()])
+            for _ in (batch for batch in training.loop.batches(LOADERS["single"]())):
+                training.optimize()
+        return training.warnings
+
+    assert collected(trains=False) == []
+    (warning,) = collected(trains=True)
+    assert "Write a for statement that appends to a list" in warning
+
+
 def test_a_save_of_a_loop_over_range_gives_the_step_to_go_on_from() -> None:
     training = Training()
     training.loop.count_from(3)

@@ -330,6 +330,7 @@ def test_an_iteration_has_ended_once_all_is_written_that_a_save_reads_of_it() ->
     settling: Any = SimpleNamespace(
         _check=SimpleNamespace(is_pending=lambda step: False),
         _outside=SimpleNamespace(minibatch_begun=reads),
+        _loop=SimpleNamespace(is_at_end=False),
         _lookouts=SimpleNamespace(extra=SimpleNamespace(goes_on=reads)),
         _goes_on=reads,
         _own=SimpleNamespace(goes_on=reads),
