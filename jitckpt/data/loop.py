@@ -29,7 +29,9 @@ from jitckpt.errors import JitckptError
 
 _ITERATION, _LEFT, _EPOCH, _BOUNDARY, _FIRST = range(5)  # places in the numbers; behind them, of each pass,
 _OF_A_PASS = 4  # batches, whether ended, whether left, digest; and last
-_LOOPS = 2  # which of the loops over epochs it is, and which over steps: a version before had not these two
+# Which of the loops over epochs it is, which over steps, and behind how many passes that has begun; versions
+# before had the first two, or none.
+_LOOPS = 3
 # What CPython does as a loop's iterator goes, if not an exception is the cause.
 _LEAVING = frozenset({"POP_TOP", "FOR_ITER", "END_FOR", "POP_ITER"})
 NUMBERS = "loop.numbers"
@@ -117,6 +119,8 @@ class Loop:
         self._previous_saved: list[PassState] = []  # those of another process
         self._saved: list[PassState] = []  # those that a restart goes on with
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
+        self._goes_on_in_steps = False  # it is put back in a loop over steps, behind all of them
+        self._steps_behind = 0  # behind so many passes of the epoch the newest loop over steps has begun
         self._newest: tuple[Pass | None, int] = (None, 0)  # pass that gave the last batch, iterations by then
         self._minibatches = 0
         self._has_given = False  # a batch since the last iteration with an optimizer step
@@ -140,12 +144,14 @@ class Loop:
             return  # it was at its end before the failure
         if begun > self._step_loop:
             self._step_loop, self._iteration, self._left = begun, 0, False
+        if self._iteration == 0:
+            self._steps_behind = len(self._passes)
             self._put_numbers()
         self._in_steps = True
         first = number if self._left else self._iteration
-        is_in_it = first < number or not self._saved  # else passes have begun since, where it is put back
-        if self._iteration > 0 and is_in_it and not self._went_on:
+        if self._iteration > 0 and (self._goes_on_in_steps or not self._saved) and not self._went_on:
             self._put_back()
+            self._goes_on_in_steps = False
         elif first >= number and self._goes_on_at is not None:
             self._passed_by()
         self._went_on = True
@@ -221,6 +227,7 @@ class Loop:
         self._given_outside = False
         self._previous = [*self._passes, *self._previous[len(self._passes) :]]
         self._passes, self._of, self._saved, self._goes_on_at = [], [], [], None
+        self._goes_on_in_steps, self._steps_behind = False, 0
         self._between.begin_epoch()
         self._put_numbers()
 
@@ -250,7 +257,7 @@ class Loop:
     @property
     def is_repeating(self) -> bool:
         """Whether a restart is in passes that are done: the state is put back behind them."""
-        return self._goes_on_at is not None
+        return self._goes_on_at is not None or self._goes_on_in_steps
 
     @property
     def epoch(self) -> int:
@@ -352,7 +359,7 @@ class Loop:
         if self._goes_on_at == number:
             self._goes_on_at = None
             self._put_back()
-        elif self._goes_on_at is not None and one.state.ended:
+        elif self.is_repeating and one.state.ended:
             self._passed_by()
         try:
             batch = one.next()
@@ -391,7 +398,7 @@ class Loop:
     @property
     def goes_on(self) -> bool:
         """Whether a restart is to be put back where it was: in a pass, or in a loop over steps."""
-        return self._goes_on_at is not None or self._iteration > 0
+        return self.is_repeating or self._iteration > 0
 
     def close(self) -> None:
         """End workers that would stay for the next pass."""
@@ -482,8 +489,9 @@ class Loop:
         """
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
-        if (len(numbers) - _FIRST) % _OF_A_PASS == _LOOPS:
-            self._epoch_loop, self._step_loop = numbers[-_LOOPS:]
+        if has_loops := (len(numbers) - _FIRST) % _OF_A_PASS:
+            loops = [*numbers[-has_loops:], 0][:_LOOPS]
+            self._epoch_loop, self._step_loop, self._steps_behind = loops
         self._between.restore(saved_stretches(own), of_others=of_others)
         kept = [*own["passes"], *own["previous"]]
         passes = [_pass_of(one, _numbers_of(numbers, at)) for at, one in enumerate(kept)]
@@ -501,7 +509,9 @@ class Loop:
                 if batches == one.batches:
                     one.ended, one.left = one.ended or bool(ended), one.left or bool(left)
         going = [at for at, one in enumerate(self._saved) if not one.ended]
-        self._goes_on_at = going[0] if going else len(self._saved) - 1 if self._saved else None
+        is_in_steps = self._iteration > 0 and self._steps_behind == count > 0
+        self._goes_on_in_steps = is_in_steps and not going
+        self._goes_on_at = going[0] if going else None if is_in_steps or not count else count - 1
         self.last_boundary = numbers[_BOUNDARY]
         return self.last_boundary in (0, step)
 
@@ -550,7 +560,7 @@ class Loop:
         numbers = [self._iteration, self._left, self._epoch, self.last_boundary]
         for one in (*self._passes, *self._previous):
             numbers += [one.batches, one.ended, one.left, one.digest]
-        self._numbers = array("q", [*numbers, self._epoch_loop, self._step_loop])
+        self._numbers = array("q", [*numbers, self._epoch_loop, self._step_loop, self._steps_behind])
 
 
 COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
