@@ -45,6 +45,14 @@ _IN_A_GENERATOR = frozenset({"YIELD_VALUE", "RESUME"})
 Asked = tuple[CodeType, int]  # the code that has asked for a minibatch, and where in it
 
 
+ONE_IN_ANOTHER = (
+    "A loop over job.batches was begun in another one, and makes optimizer steps: a restart could not go on "
+    "in both. Iterate the outer loader without job.batches, or both with zip()."
+)
+NOT_ENDED = (
+    "In epoch {epoch} a loop over job.batches was neither run to its end nor left with break, so a failure "
+    "after it would go on in it. Use it in a for statement."
+)
 STEPS_IN_BATCHES = (
     "A loop over job.steps is begun in one over job.batches: after a failure in it the job goes on with the "
     "next batch, and the rest of its steps with this one is left out. Take the steps by range(), so that one "
@@ -207,10 +215,7 @@ class Loop:
                 self._between.begins(frame)
                 yield epoch
                 if any(not one.ended for one in self._passes):
-                    self._warn(
-                        f"In epoch {epoch} a loop over job.batches was neither run to its end nor left with "
-                        "break, so a failure after it would go on in it. Use it in a for statement."
-                    )
+                    self._warn(NOT_ENDED.format(epoch=epoch))
                 self._begin_epoch(epoch + 1)
                 self._reached()
             self._between.begins()
@@ -352,10 +357,7 @@ class Loop:
         newest, minibatches = self._newest
         outer = any(not other.ended for other in self._passes[:number])
         if newest is one and minibatches < self._minibatches and outer and not self._in_steps:
-            raise JitckptError(
-                "A loop over job.batches was begun in another one, and makes optimizer steps: a restart "
-                "could not go on in both. Iterate the outer loader without job.batches, or both with zip()."
-            )
+            raise JitckptError(ONE_IN_ANOTHER)
         if self._goes_on_at == number:
             self._goes_on_at = None
             self._put_back()
