@@ -57,7 +57,8 @@ class PassState:
     that is not handed out yet, where the loader reads ahead. dealt: what dealing.dealt_by says. before: how
     many samples all ranks together had had when it became that; `batches` and `digest` count from there.
     of_others: a save of another layout has told of it. chosen: which samples, packed, as chosen_samples says.
-    number: what the loader counts its passes by, of this one.
+    number: what the loader counts its passes by, of this one. is_of_before: of the epoch before, whose number
+    the sampler may know no more.
     """
 
     batches: int = 0
@@ -75,6 +76,7 @@ class PassState:
     of_others: bool = False
     chosen: bytes = b""
     number: int = 0
+    is_of_before: bool = False
 
     def position_in(self, loader: Iterable[Any]) -> int:
         """Return how many batches each rank would have had, had there always been as many as now."""
@@ -453,7 +455,7 @@ class _MapPass(_PlainPass):
         digest = number = 0
         for number, one in enumerate(islice(indices, state.batches), start=1):  # noqa: B007
             digest = _digest(one, digest)
-        if digest != state.digest:
+        if digest != state.digest and not state.is_of_before:
             self._of.warn(
                 f"The {type(sampler).__name__} gives another order than before the failure, so from here the "
                 "training differs from an undisturbed one: its order must follow from torch's, Python's or "

@@ -327,6 +327,7 @@ class Loop:
         if previous is not None and of_save and saved is None and previous.ended and known.may_have_made:
             chosen_samples.say_what_is_lost(previous.chosen, self._warn)
             previous.chosen = b""  # this epoch's samples are others
+            previous.is_of_before = True
             self._begin_again(known, previous)  # what it left: generators of its own, persistent workers
         one = known.begin() if saved is None else self._begin_again(known, saved)
         if previous is not None:

@@ -664,6 +664,25 @@ def numbered(training: Training, loaders: Any, plain: bool) -> None:
             training.optimize()
 
 
+def test_a_later_loader_of_an_epoch_is_not_taken_for_another_than_it_was_in_the_one_before() -> None:
+    """A sampler that is told the epoch gives this one's order, as that of the epoch before is gone through."""
+
+    def tasks(training: Training, loaders: Any, plain: bool) -> None:
+        for epoch in training.loop.epochs(3):
+            for loader in loaders:
+                for batch in training.loop.batches(loader):
+                    training.told.append((epoch, listed(batch)))
+                    training.optimize()
+
+    def build() -> Any:
+        return [LOADERS["distributed"]() for _ in range(2)]
+
+    undisturbed = run(tasks, build)
+    for state in undisturbed.boundary.values():
+        again = resumed(tasks, build, state)
+        assert (again.told, again.warnings) == (undisturbed.told, [])
+
+
 def test_a_number_beside_the_batches_goes_on() -> None:
     def build() -> Any:
         return LOADERS["shuffled"](), LOADERS["in order"]()
