@@ -665,7 +665,7 @@ def numbered(training: Training, loaders: Any, plain: bool) -> None:
 
 
 def test_a_later_loader_of_an_epoch_is_not_taken_for_another_than_it_was_in_the_one_before() -> None:
-    """A sampler that is told the epoch gives this one's order, as that of the epoch before is gone through."""
+    """A sampler that is told the epoch gives this one's order, where the one before is gone through."""
 
     def tasks(training: Training, loaders: Any, plain: bool) -> None:
         for epoch in training.loop.epochs(3):

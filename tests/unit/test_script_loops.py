@@ -10,7 +10,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from jitckpt.data import progress_bars
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import OF_COMPREHENSION, Loop
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.frameworks import protection, script_loops
@@ -36,8 +36,13 @@ def made_loop() -> Loop:
         boundary=lambda frame: True,
         write_again=lambda: None,
         put_back=lambda: None,
-        warn=pytest.fail,
+        warn=fail,
     )
+
+
+def fail(warning: str) -> None:
+    if warning != OF_COMPREHENSION:  # here they collect what is given
+        pytest.fail(warning)
 
 
 class Loader:

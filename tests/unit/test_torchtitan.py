@@ -125,7 +125,8 @@ class Protection:
 
     def __init__(self, restored: int) -> None:
         self.restored, self.told = restored, list[str]()
-        self.job = SimpleNamespace(root="ckpt", loop=SimpleNamespace(begin_pass=lambda _: (None, 0)))
+        loop = SimpleNamespace(begin_pass=lambda _: (None, 0), minibatches=0)
+        self.job = SimpleNamespace(root="ckpt", loop=loop)
 
     def go_on_now(self) -> None:
         self.told.append("goes on")
