@@ -1,5 +1,6 @@
 """What is said of a torchtitan training, and what is done in the place of its load, by a stand-in for it."""
 
+import itertools
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -82,9 +83,12 @@ def trainer(**changes: Any) -> Any:
     return made
 
 
+_numbers = itertools.count()
+
+
 def load(made: Any) -> tuple[Any, CheckpointManager]:
     """Build a manager for a Trainer, and have it load as the Trainer does; return the result as well."""
-    module = ModuleType(f"torchtitan.of.{id(made)}")
+    module = ModuleType(f"torchtitan.of.{next(_numbers)}")  # each is installed once
     module.CheckpointManager = type("CheckpointManager", (CheckpointManager,), {})  # type: ignore[attr-defined]
     torchtitan.install(module)
     made.checkpointer = module.CheckpointManager(states={"train_state": made})
