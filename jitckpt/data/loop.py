@@ -647,8 +647,7 @@ class Iteration:
             counted.go_on(self, frame, self._done)
             self._done = 0
         self._asked = frame.f_code, frame.f_lasti
-        is_collected = frame.f_code.co_name in COMPREHENSIONS and _is_collected(frame)
-        if is_collected and self._loop.minibatches > self._minibatches:
+        if self._loop.minibatches > self._minibatches and _is_collected(frame):
             self._loop.warn_once(OF_COMPREHENSION)
         try:
             return self._loop.next_batch(self._pass, self._number, frame)
@@ -672,10 +671,12 @@ class Iteration:
             self._pass.drop()
 
 
-def _is_collected(comprehension: FrameType) -> bool:
-    """Whether all that a comprehension gives is put together: no for statement takes it one by one."""
-    outer = comprehension.f_back
-    is_generator = comprehension.f_code.co_name == "<genexpr>"
+def _is_collected(frame: FrameType) -> bool:
+    """Whether a comprehension iterates and puts all together: no for statement takes it one by one."""
+    if frame.f_code.co_name not in COMPREHENSIONS or _doing(frame) != "FOR_ITER":
+        return False  # one that calls next() for each of several iterators takes one batch of each
+    outer = frame.f_back
+    is_generator = frame.f_code.co_name == "<genexpr>"
     return not is_generator or (outer is not None and "CALL" in _doing(outer))  # PRECALL makes some
 
 
