@@ -84,6 +84,8 @@ class RankMessages:
                 self._telling.say(f"rank {rank} could not save: {message.reason}")
 
     def _hear_of_periodic_save(self, rank: int, message: protocol.PeriodicSave) -> None:
+        if not message.of_shard:
+            return
         shards = self._saved_periodically.setdefault(message.step, set())
         shards.add(message.shard)
         if len(shards) == self._known.rank(rank).shards:

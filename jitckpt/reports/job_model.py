@@ -399,7 +399,8 @@ class JobModel:
     def _hear_periodic_save(self, event: Event) -> None:
         self._steps[event["rank"]] = max(event["step"], self._steps.get(event["rank"], 0))
         self._learn_step_seconds(event["step"])
-        self._shard_saved(event["step"], event["shard"])
+        if event.get("of_shard", True):  # older logs do not tell
+            self._shard_saved(event["step"], event["shard"])
 
     def _shard_saved(self, step: int, shard: int) -> None:
         saved = self._shards_saved.setdefault(step, set())

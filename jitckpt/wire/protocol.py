@@ -179,7 +179,10 @@ class SaveEnded(WorkerMessage):
 
 @dataclass(frozen=True)
 class PeriodicSave(WorkerMessage):
-    """A save of the rank's state after `step`, which nobody ordered, lies in `path`; `seconds` after it."""
+    """A save of the rank's state after `step`, which nobody ordered, lies in `path`; `seconds` after it.
+
+    of_shard: the shard is in it, too, and not only what this rank alone knows.
+    """
 
     type = "periodic_save"
     rank: int
@@ -188,6 +191,7 @@ class PeriodicSave(WorkerMessage):
     path: str
     bytes: int
     seconds: float
+    of_shard: bool
 
 
 @dataclass(frozen=True)

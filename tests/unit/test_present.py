@@ -281,6 +281,8 @@ def test_a_shard_is_safe_when_all_shards_are_saved() -> None:
     events.append(event("periodic_save", 5, rank=0, shard=0, step=4, **save))
     assert after(events).safe_step is None
     assert after(events).protected == 0.0
+    own = event("periodic_save", 6, rank=1, shard=1, step=4, of_shard=False, **save)
+    assert after([*events, own]).safe_step is None, "what rank 1 alone knows is not its shard"
     assert after([*events, event("periodic_save", 6, rank=1, shard=1, step=4, **save)]).safe_step == 4
 
 

@@ -96,7 +96,7 @@ def test_a_periodic_save_is_whole_once_all_shards_are_written() -> None:
     """By then the ranks know that there is a file to go back to; half of one is nothing."""
     ring = local_state.create()
     worker: Any = SimpleNamespace(rank=0, ring_fd=ring)
-    written = [protocol.PeriodicSave(rank, rank, 5, "there", 1, 0.1) for rank in (0, 1)]
+    written = [protocol.PeriodicSave(rank, rank, 5, "there", 1, 0.1, True) for rank in (0, 1)]
     hosts: Any = TwoHosts([Arrived(1, agents.Said(1, protocol.encode(written[1]).decode()))])
     supervisor = Supervisor(
         workers=[worker],
@@ -111,6 +111,7 @@ def test_a_periodic_save_is_whole_once_all_shards_are_written() -> None:
         supervisor._known.change(rank, registered=True, shard=rank, shards=2)
     supervisor._messages.hear(0, written[0])
     supervisor._messages.hear(0, replace(written[0], step=10))
+    supervisor._messages.hear(1, replace(written[1], of_shard=False))  # a replica's: not of the shard
     assert not wishes.is_saved_whole(ring)
     supervisor._hear_hosts()
     assert wishes.is_saved_whole(ring)

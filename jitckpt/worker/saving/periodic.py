@@ -185,4 +185,5 @@ class PeriodicSaver(BesideTraining):
             self._warn(f"The periodic save of step {begun.step} failed, and the training goes on: {error}")
             return
         rank, shard, seconds = self._identity.rank, self._identity.shard, time.monotonic() - begun.began
-        self._report(protocol.PeriodicSave(rank, shard, begun.step, str(path), size, seconds))
+        of_shard = self._settings.replica
+        self._report(protocol.PeriodicSave(rank, shard, begun.step, str(path), size, seconds, of_shard))
