@@ -82,7 +82,8 @@ class Loop:
         epoch_begins: Callable[[FrameType], None] = lambda frame: None,
         pass_begins: Callable[[], None] = lambda: None,
         drawn: Callable[[int], None] = lambda number: None,
-        at_last: Callable[[Asked], None] = lambda asked: None,
+        at_last: Callable[[Asked, bool], None] = lambda asked, is_known: None,
+        loop_ended: Callable[[], None] = lambda: None,
         passed_by: Callable[[], None] = lambda: None,
         head: Head | None = None,
     ) -> None:
@@ -93,22 +94,20 @@ class Loop:
         put_back: put the state back that the job was restored to, whatever the script has done since the loop
         began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch;
         pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch.
-        at_last: it may be at a loop's end, as boundary will say; it asks there. passed_by: in a restart, at
-        the end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
+        at_last: it is at a loop's end, as boundary will say, or may be (not known); it asks there.
+        loop_ended: it was, with nothing done since the last optimizer step. passed_by: in a restart, at the
+        end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
         """
-        self.is_used = False
-        self.is_at_end = False  # the script is known to be at the end of a loop
+        self.is_used = self.is_at_end = False  # the script is known to be at the end of a loop
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
         self._epoch_begins, self._pass_begins, self._drawn = epoch_begins, pass_begins, drawn
-        self._at_last, self._passed_by = at_last, passed_by
+        self._at_last, self._loop_ended, self._passed_by = at_last, loop_ended, passed_by
         self._between = BetweenLoops(head, warn)
         self._host = Generators()
         self._loaders: dict[int, Loader] = {}
-        self._iteration = 0
-        self._left = False
-        self._epoch = 0
+        self._iteration, self._left, self._epoch = 0, False, 0
         self._in_epochs = self._in_steps = False
         self._tells_samplers = True  # the epoch
         # Which of several loops one after the other it is in: over epochs, and over steps (in this epoch).
@@ -121,9 +120,7 @@ class Loop:
         self._said: set[str] = set()
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
         self._of: list[Loader] = []  # theirs
-        self._previous: list[
-            PassState
-        ] = []  # of the epoch before, until that number's pass begins in this one
+        self._previous: list[PassState] = []  # of the epoch before, until that number's pass begins again
         self._previous_saved: list[PassState] = []  # those of another process
         self._saved: list[PassState] = []  # those that a restart goes on with
         self._goes_on_at: int | None = None  # of those, the one where the state is put back
@@ -172,7 +169,7 @@ class Loop:
                 yield step
             caller = sys._getframe(1)
             self.is_at_end = True
-            self._at_last((caller.f_code, caller.f_lasti))
+            self._at_last((caller.f_code, caller.f_lasti), True)
             self._reached()
             self._in_steps = False
             self._no_loop_goes_on()
@@ -352,7 +349,7 @@ class Loop:
         """Return the next batch of a pass; the script, in this frame, is between two minibatches."""
         self.is_at_end = one.is_at_last
         if frame is not None and one.may_be_at_last:
-            self._at_last((frame.f_code, frame.f_lasti))
+            self._at_last((frame.f_code, frame.f_lasti), self.is_at_end)
         self._reached(frame)
         self._leave_dropped()
         newest, minibatches = self._newest
@@ -380,7 +377,7 @@ class Loop:
         """The script has left the loop over this pass. asked: where it had asked for a batch."""
         self.is_at_end = True
         if asked is not None:
-            self._at_last(asked)
+            self._at_last(asked, True)
         self._reached()
         one.end(left=True)
         self._ended()
@@ -397,6 +394,11 @@ class Loop:
                 self._warn(DROPPED)
                 one.ended = one.left = True
                 self._put_numbers()
+
+    @property
+    def is_between(self) -> bool:
+        """Whether no loop over steps or batches goes on."""
+        return not self._in_steps and all(one.ended for one in self._passes)
 
     @property
     def goes_on(self) -> bool:
@@ -550,13 +552,14 @@ class Loop:
         them it would be another one, so a restart reads them again.
         """
         self._put_numbers()
-        if not (self._in_steps or self._has_given) and all(one.ended for one in self._passes):
+        if self.is_between and not self._has_given:
+            self._loop_ended()
             self._write_again()
         self._no_loop_goes_on()
 
     def _no_loop_goes_on(self) -> None:
         """A loop has ended: what the script does now is between two of them, if it is in no other one."""
-        if not self._in_steps and all(one.ended for one in self._passes):
+        if self.is_between:
             self._between.begins()
 
     def _put_numbers(self) -> None:

@@ -28,6 +28,12 @@ UNEQUAL_TURNS = (
     "an optimizer has made another step before every optimizer has made one, so that nobody can tell where a "
     "minibatch of the loop ends. Write it as `for step in job.steps(n):`, which tells."
 )
+STEP_BEHIND_BATCHES = (
+    "An optimizer step is made behind a loop over job.batches, with what its last batches have left over. "
+    "After a failure between that step and the next loop's first batch the job can't go on as if nothing had "
+    "happened: the code behind the loop comes again, and no batch before it. Make the step in the loop: with "
+    "jitckpt.init(..., accumulation=N), `if job.sync_gradients:` is true at each Nth batch and at the last."
+)
 CAPTURED_STEP = (
     "the script replays a CUDA graph in which an optimizer makes its step, as far as jitckpt knows, and "
     "nobody can tell of the state on the device to which step it belongs. Capture the forward and the "
@@ -234,6 +240,10 @@ class AroundSteps:
         self._settle_check(step, changed)
 
     def drawn_ahead(self) -> None:
+        _, _, passes, _ = self._loop.round
+        if passes and self._loop.is_between:
+            self._reporter.warn_once(STEP_BEHIND_BATCHES)
+            return
         self._reporter.warn_once(
             "The loop draws its next batch between a forward pass and the optimizer step, so after a failure "
             f"that batch would be left out. Draw it at the top of the loop: write {TWO_LINES}, or next() as "

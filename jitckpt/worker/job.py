@@ -305,6 +305,7 @@ class Job:
             pass_begins=self._script.pass_begins,
             drawn=self._batch_drawn,
             at_last=self._script.keep_what_is_read_behind,
+            loop_ended=self._script.loop_ended,
             passed_by=self._script.put_behind,
             head=self._head,
         )

@@ -85,17 +85,22 @@ class ScriptsState:
             with suppress(Exception):
                 host.generators.follow(generators_from(sys._getframe(1), host.extra))
 
-    def keep_what_is_read_behind(self, asked: Asked) -> None:
+    def keep_what_is_read_behind(self, asked: Asked, is_known: bool) -> None:
         """Keep what a loop of the job sets and the code behind it reads, such as the last loss.
 
         A restart at the loop's end comes there without an iteration. asked: where the script has asked for a
-        minibatch; it may be at the loop's end.
+        minibatch. is_known: it is at the loop's end; else it may be.
         """
         if (keeper := self._keeper) is None:
             return
         for frame in frames_that_ask(sys._getframe(1))[-1:]:
             place = asked[1] if frame.f_code is asked[0] else frame.f_lasti
-            keeper.follow_behind(frame, read_behind(frame.f_code, place))
+            keeper.follow_behind(frame, read_behind(frame.f_code, place), is_known=is_known)
+
+    def loop_ended(self) -> None:
+        """A loop has ended behind the newest optimizer step."""
+        if self._keeper is not None:
+            self._keeper.loop_ended()
 
     def put_behind(self) -> None:
         """A restart is at the end of a loop that it passes by, and that is not where it goes on."""

@@ -1,7 +1,7 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -62,6 +62,8 @@ class VariableKeeper:
         self._said: set[str] = set()
         self._elsewhere: dict[str, tuple[str, str]] = {}
         self._is_at_last = False  # the loop may be at its end
+        self._is_end_known = False  # it is there
+        self._followed: set[tuple[CodeType, frozenset[str]]] = set()  # all that is read there
         self._named: set[str] = set()
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
@@ -78,27 +80,32 @@ class VariableKeeper:
                 if (variable := self._find(frame, name)) is not None:
                     follow(*variable)
 
-    def follow_behind(self, frame: FrameType, names: Collection[str]) -> None:
+    def follow_behind(self, frame: FrameType, names: frozenset[str], *, is_known: bool) -> None:
         """Keep what these names lead to, as the frame's loop is at its end: it is read behind that.
 
-        In other iterations it is not looked at.
+        In other iterations it is not looked at. is_known: it is there, and not perhaps.
         """
-        self._is_at_last = True
-        if self._is_off or not names:
+        self._is_at_last, self._is_end_known = True, is_known
+        followed = frame.f_code, names
+        # Of a loader without a length each batch may be the last one: little is done for most.
+        if self._is_off or not names or (not is_known and followed in self._followed):
             return
         try:
             with self._kept.looking(self._scopes(_frames(frame))):
-                for name in names:
-                    if (variable := self._find(frame, name)) is not None:
-                        self._kept.follow_behind(*variable)
-                        self._name_if_not_kept(variable)
+                variables = [self._find(frame, name) for name in names]
+                are_kept = [self._follow_behind(one) for one in variables if one is not None]
+            if len(are_kept) == len(variables) and all(are_kept):
+                self._followed.add(followed)
         except Exception as error:
             self._give_up(error)
 
-    def _name_if_not_kept(self, variable: _Variable) -> None:
-        if not self._kept.keeps(*variable):
-            kind = type(variable.value).__qualname__
-            self._name_once(NOT_KEPT_BEHIND.format(name=variable.name, kind=kind))
+    def _follow_behind(self, variable: _Variable) -> bool:
+        self._kept.follow_behind(*variable)
+        if is_kept := self._kept.keeps(*variable):
+            return is_kept
+        kind = type(variable.value).__qualname__
+        self._name_once(NOT_KEPT_BEHIND.format(name=variable.name, kind=kind))
+        return is_kept
 
     def _name_once(self, text: str) -> None:
         if text not in self._named:
@@ -157,13 +164,26 @@ class VariableKeeper:
             self._kept.is_at_last, self._is_at_last = self._is_at_last, False
             with self._kept.looking(scopes, _objects(scopes)):
                 self._kept.take(scopes, built, same_round=not is_new_round)
-            if self._kept.is_at_last and (text := self._kept.note_loop(_loop_of(self._round))):
-                self._name_once(text)
+            if self._kept.is_at_last and self._is_end_known:
+                self._note_loop()
         except Exception as error:
             self._give_up(error)
         for problem in self._kept.problems:
             self._warn(problem)
         self._kept.problems.clear()
+
+    def loop_ended(self) -> None:
+        """Keep for the epoch's later loops what there was, where the end is known since then alone."""
+        if not self._is_off and self._kept.is_at_last and not self._is_end_known:
+            try:
+                self._note_loop()
+            except Exception as error:
+                self._give_up(error)
+        self._is_at_last = False
+
+    def _note_loop(self) -> None:
+        if text := self._kept.note_loop(_loop_of(self._of_round())):
+            self._name_once(text)
 
     def as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
         """Return what the variables are now, in the middle of an iteration; None if that can't be told.
@@ -198,6 +218,7 @@ class VariableKeeper:
             frames = _frames(frame)
             self._note_ask(frame)
             self._depth = _depth(frames)
+            self._kept.is_at_last, self._is_at_last = self._is_at_last, False
             self._put_into(frames, self._scopes(frames))
             # What objects hold that the loop has made, and that are there by now.
             lacking = self._kept.lacking_places()

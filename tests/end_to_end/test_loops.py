@@ -429,3 +429,47 @@ def test_what_a_plain_loop_carries_on_in_variables_is_named(launcher: Launcher) 
     named = re.findall(r"rank \d: The loop changes variables .* no save holds: ([\w, ]+)\.", result.err)
     assert named == ["averages"], result.err
     assert result.err.count("rank 0: An AveragedModel is updated between an optimizer step") == 1, result.err
+
+
+TAIL = """
+import os
+import torch
+from torch import distributed as dist, nn
+from torch.utils.data import DataLoader
+import jitckpt
+
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("nccl")
+model = nn.parallel.DistributedDataParallel(nn.Linear(4, 2).cuda())
+optimizer = torch.optim.Adam(model.parameters())
+loader = DataLoader(torch.ones(6, 4), batch_size=1)
+job = jitckpt.init(model=model, optimizer=optimizer, accumulation=4)
+
+
+def step():
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+for epoch in job.epochs(2):
+    for index, batch in enumerate(job.batches(loader)):
+        model(batch.cuda()).sum().backward()
+        if (index + 1) % 4 == 0:
+            step()
+    if (index + 1) % 4:
+        step()
+dist.destroy_process_group()
+"""
+
+
+def test_an_optimizer_step_behind_a_loop_is_named_with_how_to_make_it_in_the_loop(launcher: Launcher) -> None:
+    named = "rank 0: An optimizer step is made behind a loop over job.batches"
+    result = launcher.run(*RUN, launcher.script(TAIL))
+    assert result.status == 0, result.err
+    assert result.err.count(named) == 1, result.err
+    assert "top of the loop" not in result.err, "no batch is drawn ahead"
+    behind = "    if (index + 1) % 4:\n        step()\n"
+    inside = TAIL.replace(behind, "").replace("if (index + 1) % 4 == 0:", "if job.sync_gradients:")
+    assert inside != TAIL
+    result = launcher.run(*RUN, "--checkpoint-dir", "inside", launcher.script(inside))
+    assert (result.status, "optimizer step" in result.err) == (0, False), result.err

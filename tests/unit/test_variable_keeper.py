@@ -1060,7 +1060,7 @@ def test_what_is_read_behind_a_loop_is_kept_as_it_ends_alone() -> None:
         for step in range(3):
             loss, large = 10.0 * epoch + step, torch.zeros(300, 300)
             if step == 2:
-                keeper.follow_behind(frame, ["loss", "large"])
+                keeper.follow_behind(frame, frozenset({"loss", "large"}), is_known=True)
             keeper.take(frame)
             saves.append({name: value for of in keeper.saved().values() for name, value in of.items()})
     assert (loss, large.numel()) == (12.0, 90_000)
@@ -1069,7 +1069,8 @@ def test_what_is_read_behind_a_loop_is_kept_as_it_ends_alone() -> None:
     assert "the script reads large, which the loop sets, and no save holds it (a Tensor" in named
 
 
-def test_a_loop_that_a_restart_passes_by_leaves_what_it_had_left() -> None:
+@pytest.mark.parametrize("is_known", [True, False])
+def test_a_loop_that_a_restart_passes_by_leaves_what_it_had_left(*, is_known: bool) -> None:
     """Of two loops in an epoch it goes on in the second; what is read behind the first is that one's own."""
 
     def epoch(keeper: Keeper, *, goes_on: bool) -> list[Any]:
@@ -1080,8 +1081,11 @@ def test_a_loop_that_a_restart_passes_by_leaves_what_it_had_left() -> None:
                 keeper.put_behind(frame)
             else:
                 loss = torch.tensor(10.0 * number)
-                keeper.follow_behind(frame, ["loss"])
+                keeper.follow_behind(frame, frozenset({"loss"}), is_known=is_known)
                 keeper.take(frame)
+                if not (is_known or goes_on):
+                    assert not keeper.kept.earlier.of(f"{number}"), "nobody knows yet that it has ended"
+                keeper.loop_ended()
             read.append(loss.item())  # set by the keeper, too
         return read
 
