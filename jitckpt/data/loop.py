@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
-from jitckpt.data import chosen_samples, counted, dealing, made_in_loop, progress_bars
+from jitckpt.data import chosen_samples, counted, dealing, left_loops, made_in_loop, progress_bars
 from jitckpt.data.between_loops import BetweenLoops, Head, saved_stretches
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
@@ -98,7 +98,7 @@ class Loop:
         loop_ended: it was, with nothing done since the last optimizer step. passed_by: in a restart, at the
         end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
         """
-        self.is_used = self.is_at_end = False  # the script is known to be at the end of a loop
+        self.is_used = self.is_at_end = False  # the latter: the script is known to be at the end of a loop
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
@@ -159,26 +159,26 @@ class Loop:
             self._goes_on_in_steps = False
         elif first >= number and self._goes_on_at is not None:
             self._passed_by()
-        self._went_on = True
+        self._went_on, asks = True, None
         try:
             for step in range(first, number):
-                self.is_at_end = False
+                asks, self.is_at_end = asks or left_loops.for_statement(sys._getframe(1)), False
                 self._reached(sys._getframe(1))
                 self._iteration = step + 1
                 self._put_numbers()
                 yield step
-            caller = sys._getframe(1)
-            self.is_at_end = True
+            caller, self.is_at_end = sys._getframe(1), True
             self._at_last((caller.f_code, caller.f_lasti), True)
             self._reached()
             self._in_steps = False
             self._no_loop_goes_on()
         except GeneratorExit:
-            if _left_by_the_script():
+            if (leaves := _who_leaves()) is not None:
                 self._reached()
-                self._left = True
-                self._in_steps = False
+                self._left, self._in_steps = True, False
                 self._ended()
+                if left_loops.goes_elsewhere(leaves, asks):
+                    self.warn_once(left_loops.GOES_ELSEWHERE)
             raise
         finally:
             self._in_steps = False
@@ -627,6 +627,7 @@ class Iteration:
     """One pass, as the script iterates it."""
 
     _asked: Asked | None = None  # for the newest batch
+    _asks: left_loops.ForStatement | None = None
 
     def __init__(self, loop: Loop, loader: Iterable[Any], *, counts_on: bool = False) -> None:
         """counts_on: an `enumerate` around it counts the batches from before a restart, too."""
@@ -649,6 +650,8 @@ class Iteration:
         if self._done:
             counted.go_on(self, frame, self._done)
             self._done = 0
+        if self._asked is None:
+            self._asks = left_loops.for_statement(frame)
         self._asked = frame.f_code, frame.f_lasti
         if self._loop.minibatches > self._minibatches and _is_collected(frame):
             self._loop.warn_once(OF_COMPREHENSION)
@@ -667,8 +670,10 @@ class Iteration:
 
     def __del__(self) -> None:
         if self._pass is not None and not self._pass.state.ended:
-            if _left_by_the_script():
+            if (leaves := _who_leaves()) is not None:
                 self._loop.leave(self._pass, self._asked)
+                if left_loops.goes_elsewhere(leaves, self._asks):
+                    self._loop.warn_once(left_loops.GOES_ELSEWHERE)
             else:
                 self._loop.drop(self._pass)
             self._pass.drop()
@@ -683,15 +688,15 @@ def _is_collected(frame: FrameType) -> bool:
     return not is_generator or (outer is not None and "CALL" in _doing(outer))  # PRECALL makes some
 
 
-def _left_by_the_script() -> bool:
-    """Whether a loop's iterator goes because the loop was left, not because an exception was raised in it.
+def _who_leaves() -> FrameType | None:
+    """Return which frame a loop's iterator goes in because the loop was left; None if by an exception in it.
 
     What the interpreter is doing tells: in an exception it is still at the call that raised it.
     """
     frame = sys._getframe(1).f_back  # of who drops it; at the interpreter's end that is nobody
     while frame is not None and _doing(frame) in _IN_A_GENERATOR:
         frame = frame.f_back  # a generator around ours is closed
-    return frame is not None and _doing(frame) in _LEAVING
+    return frame if frame is not None and _doing(frame) in _LEAVING else None
 
 
 def _doing(frame: FrameType) -> str:

@@ -833,7 +833,7 @@ def test_a_loop_that_nothing_drops_but_the_interpreters_end_was_not_left_by_the_
     told: list[bool] = []
 
     def outermost() -> None:
-        told.append(loop._left_by_the_script())
+        told.append(loop._who_leaves() is not None)
 
     _thread.start_new_thread(outermost, ())
     end = time.monotonic() + 60
