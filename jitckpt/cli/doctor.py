@@ -6,9 +6,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.progress import SpinnerColumn, TextColumn, TimeElapsedColumn
@@ -20,7 +21,7 @@ from jitckpt.cli.parser import Parser
 from jitckpt.cli.progress import shown_progress
 from jitckpt.cli.verify import script_of
 from jitckpt.device import LIBRARY_DIR, check_libraries, choose_device
-from jitckpt.doctor import checks, facts, moved_process
+from jitckpt.doctor import checks, facts, hosts, moved_process
 from jitckpt.doctor.checks import Disk, Row
 from jitckpt.events import Event
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, run_job
@@ -54,18 +55,34 @@ def main(arguments: list[str]) -> int:
         metavar="SECONDS",
         help="for the script's first steps (300)",
     )
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="what `jitckpt doctor --json` has printed on other hosts: is this one like them?",
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
     add_device_argument(parser)
     parser.add_argument("script", nargs=argparse.REMAINDER, help="with its arguments, after --")
     args = parser.parse_args(arguments)
     end_in_order()
+    try:
+        others = [hosts.said_in(path) for path in args.beside]
+    except ValueError as error:
+        parser.error(str(error))
     kind = choose_device(args.device, os.environ)
     check_libraries(kind, LIBRARY_DIR)
     columns = (SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
     with shown_progress(*columns) as progress:
         task = progress.add_task("looking at this machine")
         disk = facts.disk(args.checkpoint_dir)
-        rows = look_at_machine(kind, args.nproc_per_node, disk)
+        found = Found(facts.device(kind), moved_process.try_it())
+        rows = look_at_machine(kind, args.nproc_per_node, disk, found)
+        host = hosts.this_host(found.moved, " ".join(found.device[:2]))
+        if others:
+            rows += hosts.check_hosts([host, *others])
         if args.rdzv_endpoint is not None:
             rows.append(look_at_rendezvous(args.rdzv_endpoint))
         output = ""
@@ -75,7 +92,8 @@ def main(arguments: list[str]) -> int:
             rows += script_rows
     status = int(any(row.state == "problem" for row in rows))
     if args.json:
-        print(json.dumps({"rows": [asdict(row) for row in rows], "status": status}, indent=1))
+        said = {"rows": [asdict(row) for row in rows], "host": asdict(host), "status": status}
+        print(json.dumps(said, indent=1))
         return status
     if output:
         print(output, file=sys.stderr)
@@ -86,10 +104,17 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
+class Found(NamedTuple):
+    """What is asked for once: the devices' name, driver and number; how a move of a process went."""
+
+    device: tuple[str, str, int]
+    moved: Mapping[str, Any]
+
+
+def look_at_machine(kind: str, ranks: int, disk: Disk, found: Found) -> list[Row]:
     """Return the rows that need no script."""
     return [
-        checks.check_device(kind, *facts.device(kind), ranks),
+        checks.check_device(kind, *found.device, ranks),
         *checks.check_process(*facts.ask_process(kind)),
         checks.check_shared_memory(facts.shared_memory_free()),
         checks.check_memory(facts.memory_available()),
@@ -97,7 +122,7 @@ def look_at_machine(kind: str, ranks: int, disk: Disk) -> list[Row]:
         *checks.check_network(os.environ, facts.interfaces(), *facts.store_address(os.environ)),
         *checks.check_environment(os.environ),
         *checks.check_disk(disk),
-        checks.check_criu(moved_process.try_it()),
+        checks.check_criu(found.moved),
         *checks.check_frameworks(facts.frameworks()),
         checks.check_clock(libc.clock_is_synchronised()),
     ]

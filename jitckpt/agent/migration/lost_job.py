@@ -1,7 +1,6 @@
 """What a job has left whose launcher has ended: whose it is, and who has its numbers by now."""
 
 import os
-import platform
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -13,11 +12,10 @@ from jitckpt.agent.migration import looked_at
 from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, left, of_hosts, told_of
 from jitckpt.bindings import criu
 from jitckpt.decisions.transparent.whose import begin_of_largest_gap
-from jitckpt.system import process_tree
+from jitckpt.system import machine, process_tree
 from jitckpt.system.versions import versions
 
 MOST_BYTES = 16 << 20  # of a file that the command names: larger ones are data
-CPU_INFO = "/proc/cpuinfo"
 HIGHEST = "/proc/sys/kernel/pid_max"
 
 
@@ -42,8 +40,8 @@ def whose(
         "devices": list(devices),
         "user": os.geteuid(),
         "versions": versions(),
-        "kernel": f"{platform.release()} {platform.machine()}",
-        "processor": sorted(_flags()),
+        "kernel": machine.kernel(),
+        "processor": machine.processor(),
     }
 
 
@@ -98,9 +96,3 @@ def _digest(path: Path) -> str:
     except (OSError, ValueError):  # too long for a name, say
         pass
     return ""
-
-
-def _flags() -> set[str]:
-    """Return what the processor can do; none where the kernel says it otherwise."""
-    found = re.search(r"^(?:flags|Features)\s*: (.*)$", Path(CPU_INFO).read_text(), re.MULTILINE)
-    return set(found[1].split()) if found else set()
