@@ -78,7 +78,7 @@ def main(arguments: list[str]) -> int:
     with shown_progress(*columns) as progress:
         task = progress.add_task("looking at this machine")
         disk = facts.disk(args.checkpoint_dir)
-        found = Found(facts.device(kind), moved_process.try_it())
+        found = AskedOnce(facts.device(kind), moved_process.try_it())
         rows = look_at_machine(kind, args.nproc_per_node, disk, found)
         host = hosts.this_host(found.moved, " ".join(found.device[:2]))
         if others:
@@ -104,14 +104,14 @@ def main(arguments: list[str]) -> int:
     return status
 
 
-class Found(NamedTuple):
+class AskedOnce(NamedTuple):
     """What is asked for once: the devices' name, driver and number; how a move of a process went."""
 
     device: tuple[str, str, int]
     moved: Mapping[str, Any]
 
 
-def look_at_machine(kind: str, ranks: int, disk: Disk, found: Found) -> list[Row]:
+def look_at_machine(kind: str, ranks: int, disk: Disk, found: AskedOnce) -> list[Row]:
     """Return the rows that need no script."""
     return [
         checks.check_device(kind, *found.device, ranks),

@@ -16,7 +16,7 @@ SHOWN = 6
 
 
 @dataclass(frozen=True)
-class Host:
+class HostFacts:
     """What a host has of what all have to have alike.
 
     processor: what it can do. software: versions by names. python: the program's path. criu: which there is;
@@ -32,18 +32,18 @@ class Host:
     devices: str
 
 
-def this_host(trial: Mapping[str, Any], devices: str) -> Host:
+def this_host(trial: Mapping[str, Any], devices: str) -> HostFacts:
     """Return what this one has. trial: as of moved_process.try_it."""
     criu = "" if "error" in trial else str(trial["criu"])
     can = tuple(machine.processor())
-    return Host(socket.gethostname(), machine.kernel(), can, versions(), sys.executable, criu, devices)
+    return HostFacts(socket.gethostname(), machine.kernel(), can, versions(), sys.executable, criu, devices)
 
 
-def said_in(path: Path) -> Host:
+def said_in(path: Path) -> HostFacts:
     """Return the host whose `jitckpt doctor --json` has printed this file. Raises ValueError if none has."""
     try:
         said = json.loads(regular_file.text_of(path))["host"]
-        host = Host(**said | {"processor": tuple(said["processor"])})
+        host = HostFacts(**said | {"processor": tuple(said["processor"])})
         texts = [host.name, host.kernel, *host.processor, host.python, host.criu, host.devices]
         if not all(isinstance(one, str) for one in [*texts, *host.software, *host.software.values()]):
             raise TypeError("something in it is no text")
@@ -54,7 +54,7 @@ def said_in(path: Path) -> Host:
     return host
 
 
-def check_hosts(hosts: Sequence[Host]) -> list[Row]:
+def check_hosts(hosts: Sequence[HostFacts]) -> list[Row]:
     """Judge what differs; the first is this host."""
     rows = [*_differing(hosts)]
     if any(row.state == "problem" for row in rows):
@@ -64,7 +64,7 @@ def check_hosts(hosts: Sequence[Host]) -> list[Row]:
     return [Row("hosts", "ok", f"{len(hosts)} ({names}) are {alike}"), *rows]
 
 
-def _differing(hosts: Sequence[Host]) -> Iterator[Row]:
+def _differing(hosts: Sequence[HostFacts]) -> Iterator[Row]:
     for name in sorted({name for host in hosts for name in host.software} - {"hash"}):
         found = [host.software.get(name, "none") for host in hosts]
         yield from _unlike(f"hosts: {name}", "problem", hosts, found, "install the same version on all hosts")
@@ -85,7 +85,7 @@ def _differing(hosts: Sequence[Host]) -> Iterator[Row]:
 
 
 def _unlike(
-    check: str, state: State, hosts: Sequence[Host], found: Sequence[str], advice: str
+    check: str, state: State, hosts: Sequence[HostFacts], found: Sequence[str], advice: str
 ) -> Iterator[Row]:
     """Yield a row if they have not found the same."""
     by_value: dict[str, list[str]] = {}
@@ -96,7 +96,7 @@ def _unlike(
         yield Row(check, state, text, advice)
 
 
-def _processors(hosts: Sequence[Host]) -> Iterator[Row]:
+def _processors(hosts: Sequence[HostFacts]) -> Iterator[Row]:
     """Yield a row of each kind of processor that lacks what others have."""
     every = {one for host in hosts for one in host.processor}
     lacking: dict[tuple[str, ...], list[str]] = {}

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.doctor import hosts
-from jitckpt.doctor.hosts import Host
+from jitckpt.doctor.hosts import HostFacts
 
-HOST = Host(
+HOST = HostFacts(
     name="a",
     kernel="6.1.0 x86_64",
     processor=("avx2", "avx512f", "sse"),
