@@ -39,6 +39,11 @@ STATEFUL = (
     "exactly."
 )
 LEFT_OUT = "what on_save_checkpoint of the module adds beside its attributes"
+REQUEUES = (
+    "Lightning's handler of {name} saves a checkpoint of its own, by all ranks, and has SLURM start the job "
+    "again (SLURMEnvironment's auto_requeue). jitckpt saves after a failure, from the ranks that are left, "
+    "and goes on from its newest save at each start. Both are on; auto_requeue=False leaves Lightning's out."
+)
 METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")  # what was logged last, by names
 BY_HAND = (
     "; what training_step returned and logged at the restored step, which manual optimization makes anew"
@@ -272,6 +277,9 @@ class LightningTraining:
         except Exception as error:
             protection.refuse(f"{version}: recognised, but not protected: a state_dict raised {error!r}.")
             return
+        environment = trainer.strategy.cluster_environment
+        if getattr(environment, "auto_requeue", False):
+            protection.tell(REQUEUES.format(name=environment.requeue_signal.name))
         is_automatic = trainer.lightning_module.automatic_optimization
         self.protection = protection.begin(
             version,

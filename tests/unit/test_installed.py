@@ -16,9 +16,15 @@ def test_installed_is_what_lies_where_packages_do(tmp_path: Path) -> None:
     other, own = tmp_path / "lib" / "site-packages", tmp_path / "scripts"
     elsewhere = types.ModuleType("torch")
     elsewhere.__file__ = str(tmp_path / "target" / "torch" / "__init__.py")
-    found = installed.folders([str(own), str(other), ""], {"torch": elsewhere})
+    given = tmp_path / "given"  # as of `pip install --target`
+    (given / "lightning-2.6.6.dist-info").mkdir(parents=True)
+    (given / "lightning-2.6.6.dist-info" / "METADATA").touch()
+    (given / "no-file").touch()
+    path = [str(one) for one in (own, other, given, given / "no-file", "")]
+    found = installed.folders(path, {"torch": elsewhere})
     assert os.path.join(sysconfig.get_path("purelib"), "") in found
     assert os.path.join(other, "") in found
+    assert os.path.join(given, "") in found
     assert os.path.join(tmp_path / "target", "") in found
     assert not any(str(own / "train.py").startswith(folder) for folder in found)
 
