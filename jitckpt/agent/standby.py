@@ -28,6 +28,7 @@ from jitckpt.agent import health
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_receiver import receive_files
 from jitckpt.agent.migration.leaving import LEADER
+from jitckpt.agent.migration.move import go_by_clock_here
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.side_by_side import all_of, made_again
 from jitckpt.agent.migration.store_relay import StoreRelay
@@ -35,6 +36,7 @@ from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
+from jitckpt.agent.proxies.servers import ENTER
 from jitckpt.agent.proxies.step_barrier import StepBarrier, known_again
 from jitckpt.agent.settings import Settings
 from jitckpt.agent.worker_processes import WorkerProcesses
@@ -64,7 +66,9 @@ LOOK_SECONDS = 1.0  # between two looks whether the job is still there
 RESTORING_SECONDS = 120.0  # for each rank
 SENDING_SECONDS = 60.0  # in which the next piece of an image comes
 HANDING_OVER_SECONDS = 60.0  # in which the other hosts have been told, and this one hears their last words
-SAME_CLOCK = 60.0  # seconds by which the clocks since the hosts' starts may differ, as processes know them
+# Seconds by which the clocks since the hosts' starts may differ for processes to go by this host's; else they
+# get a time namespace, in which their own goes on.
+SAME_CLOCK = 60.0
 # Far from the numbers that the processes of a host have: those that come here bring theirs.
 FIRST_PROCESS = 3_000_000
 
@@ -175,14 +179,16 @@ class _Waiting:
             await link.admit(reader, writer, self._secret)
             is_admitted = True
             move, _ = await visiting.hear(reader, Move)
-            if abs(time.monotonic() - move.clock) > SAME_CLOCK:
+            clocks_differ = abs(time.monotonic() - move.clock) > SAME_CLOCK
+            if clocks_differ and not os.path.exists(ENTER):
                 raise LinkError(
-                    "The two hosts have not been started at the same time, so their clocks differ."
+                    "The two hosts have not been started at the same time, so processes keep the clock of "
+                    "the one that they leave. That needs nsenter here, of the package util-linux."
                 )
             if self._takes.locked() or self._taken.done():
                 raise LinkError("Another host's ranks are just coming here.")
             async with self._takes:
-                await self._take(move, reader, writer)
+                await self._take(move, reader, writer, clocks_differ=clocks_differ)
         except (LinkError, ProtocolError, OSError) as error:  # or it is of another version
             say(f"a host's ranks did not come here: {error}")
             if is_admitted:
@@ -194,7 +200,14 @@ class _Waiting:
         finally:
             writer.close()
 
-    async def _take(self, move: Move, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _take(
+        self,
+        move: Move,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        *,
+        clocks_differ: bool,
+    ) -> None:
         with contextlib.ExitStack() as stack, contextlib.ExitStack() as undo:
             ranks = []
             for one in move.ranks:
@@ -202,6 +215,9 @@ class _Waiting:
                 ranks.append(RankFromImages(one, folder, local_state.create()))
                 undo.callback(os.close, ranks[-1].ring)
             await _receive_files(reader, writer, {one.rank: one for one in ranks}, SENDING_SECONDS)
+            for rank in ranks:
+                if not (clocks_differ or rank.dumped.own_clock):
+                    go_by_clock_here(rank.images)
             begun = time.monotonic()
             try:
                 barrier, relay = self._made_again(move, ranks, undo)

@@ -34,7 +34,8 @@ class DumpedRank(CheckedPart):
     the agent's; outputs, memory, folders: as decisions.belongings.Carried has them. said: on each socket, and
     not read yet. conversations: with the job's store, for StoreRelay.take_over. askers: who asks for device
     servers, on which socket and from which process, and how the servers of each have ended. files: how long
-    each is that it writes, where it goes on on the same host.
+    each is that it writes, where it goes on on the same host. own_clock: it goes on by that of its images,
+    as it did before; else by the host's, unless that is quite another.
     """
 
     rank: int
@@ -47,6 +48,7 @@ class DumpedRank(CheckedPart):
     conversations: dict[str, str]
     askers: tuple[tuple[str, int, tuple[tuple[int, str], ...]], ...]
     files: dict[str, int] = field(default_factory=dict)
+    own_clock: bool = False
 
     @property
     def pid(self) -> int:

@@ -48,10 +48,12 @@ def job(
     program: str = "",
     standby: Sequence[str] = JITCKPT,
     script: str = TRAINING,
+    left: Sequence[str] = (),
 ) -> list[Started]:
     """Start two hosts of two ranks, and hosts that stand by, with these options.
 
-    program: their CRIU, if it is another. standby: what `jitckpt` is on hosts that stand by.
+    program: their CRIU, if it is another. standby: what `jitckpt` is on hosts that stand by. left: what comes
+    before the command of host 1.
     """
     program = program or str(criu_of_this_machine().program)
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
@@ -62,7 +64,10 @@ def job(
     (secret := launcher.directory / "secret").write_bytes(b"0123456789abcdef")
     secret.chmod(0o600)
     options += ["--secret-file", str(secret)]
-    places = [[*command, *JITCKPT, *options, "--node-rank", str(host)] for host in (0, 1)]
+    places = [
+        [*before, *command, *JITCKPT, *options, "--node-rank", str(host)]
+        for host, before in enumerate([(), left])
+    ]
     places += [[*APART, *command, *standby, *options, "--standby"]] * standbys
     path = launcher.script(script)
     return [
@@ -120,6 +125,36 @@ def test_ranks_that_have_moved_can_move_again(
     assert [one.status for one in ended] == [0] * 4, told
     assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert [len(finals(one.out)) for one in ended] == [2, 0, 0, 2], told
+
+
+EARLIER = 200_000  # seconds
+ITS_CLOCK = "        if step in (0, 13): print(f'clock of {rank}: {time.monotonic():.0f}', flush=True)\n"
+
+
+def test_ranks_keep_the_clock_of_a_host_that_was_started_at_another_time(
+    launcher: Launcher, hosts: Namespaces, undisturbed: list[str]
+) -> None:
+    """Their servers go by it, too; and they can move on from there."""
+    (launcher.directory / "go").touch()
+    clock = ["--time", "--monotonic", str(EARLIER), "--boottime", str(EARLIER)]
+    started = job(
+        launcher,
+        hosts,
+        ["rank=3 step=4", "rank=2 step=9"],
+        standbys=2,
+        script=TRAINING.replace(STEP, ITS_CLOCK + STEP),
+        left=["unshare", *clock, "--fork", "--kill-child"],
+    )
+    ended = [launcher.finish(one) for one in started]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0] * 4, told
+    out = "".join(one.out for one in ended)
+    assert finals(out) == undisturbed, told
+    assert sorted(len(finals(one.out)) for one in ended) == [0, 0, 2, 2], told
+    for rank in range(4):
+        begun, later = (int(one) for one in re.findall(rf"^clock of {rank}: (\d+)$", out, re.MULTILINE))
+        assert (begun > EARLIER) == (rank in (2, 3))
+        assert 0 <= later - begun < LIMIT, f"rank {rank} has seen the pause, and no jump"
 
 
 # The last rank but one goes on alone, when all others are at their ends.

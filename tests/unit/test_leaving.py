@@ -19,8 +19,10 @@ from jitckpt._pages import checksum
 from jitckpt.agent import standby
 from jitckpt.agent.migration import image_receiver
 from jitckpt.agent.migration import leaving as leaving_module
+from jitckpt.agent.migration.image_transfer import send_file
 from jitckpt.agent.migration.leaving import Departure
-from jitckpt.agent.migration.move import Dumped
+from jitckpt.agent.migration.move import CLOCKS, Dumped
+from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.proxies.step_barrier import known_again, told_of
 from jitckpt.agent.standby import _receive_files, _Waiting
@@ -392,8 +394,11 @@ def test_ranks_that_nobody_hands_over_are_ended_again(monkeypatch: pytest.Monkey
     assert ended == [MOVE.index]
 
 
-def test_ranks_of_a_host_that_was_started_at_another_time_are_refused() -> None:
-    """Their clocks would jump: they have those of the host's start."""
+def test_ranks_of_a_host_that_was_started_at_another_time_are_refused_where_they_would_lose_its_clock(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(standby, "SAME_CLOCK", CLOCKS_DIFFER)
+    monkeypatch.setattr(standby, "ENTER", "/nowhere/nsenter")
 
     async def answered() -> str:
         waiting = standing_by()
@@ -406,14 +411,17 @@ def test_ranks_of_a_host_that_was_started_at_another_time_are_refused() -> None:
             writer.close()
         return refused.why
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(standby, "SAME_CLOCK", CLOCKS_DIFFER)
-        assert asyncio.run(answered()).endswith("so their clocks differ.")
+    assert "needs nsenter here, of the package util-linux" in asyncio.run(answered())
 
 
-def test_images_that_take_their_time_are_no_sign_of_another_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("apart", "own_clock"), [(0.0, False), (0.0, True), (100.0, False)])
+def test_images_that_take_their_time_are_no_sign_of_another_clock(
+    apart: float, own_clock: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """apart: seconds between the hosts' starts. With another one, the clock of the images is gone by."""
     monkeypatch.setattr(standby, "SAME_CLOCK", 2.0)
-    monkeypatch.setattr(RankFromImages, "restore", lambda *_: None)
+    clocks: list[list[str]] = []
+    monkeypatch.setattr(RankFromImages, "restore", lambda one, *_: clocks.append(os.listdir(one.images)))
     monkeypatch.setattr(RankFromImages, "end", lambda _: None)
 
     async def restored() -> RanksRestored:
@@ -425,7 +433,12 @@ def test_images_that_take_their_time_are_no_sign_of_another_clock(monkeypatch: p
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
             _, reader, writer = await departure([])._connected([place])
-            writer.write(visiting.encode(replace(MOVE, clock=time.monotonic())))
+            rank = replace(RANK, own_clock=own_clock)
+            writer.write(visiting.encode(replace(MOVE, clock=time.monotonic() - apart, ranks=[rank])))
+            with (tmp_path / CLOCKS).open("w+b") as file:
+                file.write(b"the clocks")
+                file.flush()
+                await send_file(writer, 1, CLOCKS, file.fileno(), Packer(False), patience=60)
             await asyncio.sleep(2.5)
             writer.write(visiting.encode(Whole()))
             found, _ = await visiting.answer(reader, "It", 60, RanksRestored)
@@ -434,6 +447,7 @@ def test_images_that_take_their_time_are_no_sign_of_another_clock(monkeypatch: p
         return found
 
     assert asyncio.run(restored()).port
+    assert clocks == [[CLOCKS] * (own_clock or apart > 0)]
 
 
 def test_a_job_that_is_over_as_ranks_come_leaves_no_traceback(caplog: pytest.LogCaptureFixture) -> None:

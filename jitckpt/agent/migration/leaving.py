@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import send_file
-from jitckpt.agent.migration.move import CLOCKS, Dumped, MoveError, Mover, peeked, reap
+from jitckpt.agent.migration.move import Dumped, MoveError, Mover, peeked, reap
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.same_pages import SamePages
 from jitckpt.agent.migration.side_by_side import all_of
@@ -208,7 +208,8 @@ class Departure:
     def _told_of(self, one: Dumped) -> DumpedRank:
         sockets = {**self._mover.sockets(one.rank), **one.stores}
         said = {name: peeked(end) for name, end in sockets.items()}  # they may yet go on here
-        return self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=said, files={})
+        told = self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=said, files={})
+        return replace(told, own_clock=one.keeps_clock)
 
     async def _send_to_one(
         self, move: Move, dumped: Sequence[Dumped], standbys: Sequence[Standby], tries: int = TRIES
@@ -259,7 +260,7 @@ class Departure:
             files = {
                 name: os.open(name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=one.folder)
                 for name in sorted(os.listdir(one.folder))
-                if not name.endswith(".log") and name != CLOCKS
+                if not name.endswith(".log")
             }
             try:
                 for name, file in files.items():

@@ -137,8 +137,7 @@ class Mover:
             for rank in ranks:
                 try:
                     folder = stack.enter_context(nameless_folder())
-                    own_clock = has_own_clock(self._workers[rank].pid)
-                    ready.append(self.prepared(rank, folder, stack, keeps_clock=own_clock))
+                    ready.append(self.prepared(rank, folder, stack))
                 except (MoveError, StoreError, OSError) as error:
                     self._not_moved(rank, error)
             dumped = []
@@ -303,9 +302,11 @@ class Mover:
     ) -> Dumped:
         """Return a rank that can be dumped into a folder; it leaves the job's store until the stack ends.
 
-        Raises MoveError, StoreError or OSError. elsewhere, into_memory: as for `look`.
+        Raises MoveError, StoreError or OSError. elsewhere, into_memory: as for `look`. keeps_clock: as a
+        Dumped has it; one that has a clock of its own by now keeps it anyway.
         """
         what = self.look(rank, elsewhere=elsewhere, into_memory=into_memory)
+        keeps_clock = keeps_clock or has_own_clock(self._workers[rank].pid)
         needed = looked_at.image_bytes(self._workers[rank].pid) if into_memory else 0
         stores = stack.enter_context(self.store_at_rest(what))
         return Dumped(rank, folder, what, stores, keeps_clock, needed)
@@ -333,8 +334,7 @@ class Mover:
         on_their_way = {}
         for one in dumped:
             if not one.keeps_clock:
-                with contextlib.suppress(FileNotFoundError):
-                    os.unlink(CLOCKS, dir_fd=one.folder)
+                go_by_clock_here(one.folder)
             ends = {**self.sockets(one.rank), **one.stores}
             on_their_way[one.rank] = {name: drained(end) for name, end in ends.items()}
         try:
@@ -422,8 +422,17 @@ class Mover:
             selector.register(now[name], selectors.EVENT_READ, callback)
 
 
+def go_by_clock_here(folder: int) -> None:
+    """Have the processes of these images go by this process's clock, once they are made again."""
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(CLOCKS, dir_fd=folder)
+
+
 def has_own_clock(pid: int) -> bool:
-    """Return whether a process was suspended once: its monotonic clock has stood still then."""
+    """Return whether a process has a time namespace of its own.
+
+    It was suspended once, while its monotonic clock has stood still; or it comes from a host with another.
+    """
     try:
         return os.readlink(f"/proc/{pid}/ns/time") != os.readlink("/proc/self/ns/time")
     except FileNotFoundError:  # a kernel without time namespaces
