@@ -1,4 +1,5 @@
-from collections.abc import Sized
+from collections.abc import Callable, Sized
+from mmap import mmap
 from typing import Any
 
 from torch import Tensor
@@ -42,6 +43,15 @@ def versions(tensors: list[Tensor], /) -> bytes:
 def numbers(tensors: list[Tensor], /) -> bytes:
     """Return the bytes of tensors of one number each, on the host, one behind the other."""
 
+def bytes_behind(pointer: int, offset: int, length: int, /) -> bytes:
+    """Return so many bytes, from an offset on, of what the pointer at an address points to."""
+
+def write_sealed(memory: mmap, start: int, blob: bytearray, sequence: int, step: int, /) -> None:
+    """Seal a blob as jitckpt.ring.format.seal does, and copy it into a ring's memory.
+
+    Raises ValueError where it would not lie in there.
+    """
+
 def plain_copy(value: Any, /) -> Any:
     """Return a copy, at all depths, of a value made of dicts, lists, tuples, numbers, texts and None alone.
 
@@ -62,3 +72,13 @@ def living(kinds: frozenset[type], /) -> list[Any]:
 
 def living_tuples(firsts: frozenset[type], /) -> list[tuple[int, int, Any]]:
     """Return id, length and first element of the living tuples of two and more that begin with such."""
+
+def call_if_none(
+    asked: Callable[[], object],
+    usual: Callable[..., Any],
+    other: Callable[..., Any],
+    /,
+    *args: Any,
+    **kwargs: Any,
+) -> Any:
+    """Call `usual` with the arguments if asked() returns None, else `other`."""

@@ -11,9 +11,11 @@
 #include <utility>
 #include <vector>
 
+#include "seen/calls.h"
 #include "seen/dlpack.h"
 #include "seen/living.h"
 #include "seen/plain.h"
+#include "seen/sealed.h"
 
 namespace {
 
@@ -415,6 +417,14 @@ PyObject* gradients(PyObject*, PyObject* args) {
   });
 }
 
+PyObject* bytes_behind(PyObject*, PyObject* args) {
+  unsigned long long pointer;
+  Py_ssize_t offset, length;
+  if (PyArg_ParseTuple(args, "Knn:bytes_behind", &pointer, &offset, &length) == 0) return nullptr;
+  const char* const begin = *reinterpret_cast<const char* const*>(static_cast<uintptr_t>(pointer));
+  return PyBytes_FromStringAndSize(begin + offset, length);
+}
+
 PyObject* versions(PyObject*, PyObject* parameters) {
   Places places;
   return bytes_of("versions", parameters, [&](PyObject* parameter, std::string& bytes) {
@@ -501,12 +511,17 @@ PyObject* all_same(PyObject*, PyObject* several) {
 
 PyMethodDef kFunctions[] = {
     {"all_same", all_same, METH_O, "Whether all that each Seen of a tuple has looked at is the same."},
+    {"call_if_none", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(jitckpt::seen::call_if_none)),
+     METH_FASTCALL | METH_KEYWORDS, "Call one of two functions, by what a third one answers."},
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
     {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,
      "Whether plain values of two dicts are the same, but for some keys'."},
     {"living", jitckpt::seen::living, METH_O, "The living objects of some types."},
     {"living_tuples", jitckpt::seen::living_tuples, METH_O, "Id, length and first element of living tuples."},
+    {"bytes_behind", bytes_behind, METH_VARARGS, "The bytes from an offset on behind a pointer."},
+    {"write_sealed", jitckpt::seen::write_sealed, METH_VARARGS,
+     "Fill a blob's head in, and copy it into a ring."},
     {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},
     {"versions", versions, METH_O, "How often torch has written to each tensor, and where it lies."},
     {nullptr, nullptr, 0, nullptr}};

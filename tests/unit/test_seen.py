@@ -2,6 +2,7 @@
 
 import ctypes
 import gc
+import mmap
 import struct
 import weakref
 from array import array
@@ -14,7 +15,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from jitckpt._seen import Seen, all_same, gradients, numbers, plain_copy, same_settings, versions
+from jitckpt._seen import (
+    Seen,
+    all_same,
+    bytes_behind,
+    call_if_none,
+    gradients,
+    numbers,
+    plain_copy,
+    same_settings,
+    versions,
+    write_sealed,
+)
+from jitckpt.ring.format import BLOB_HEADER, seal
 
 
 class Thing:
@@ -376,3 +389,52 @@ def test_what_is_no_number_on_the_host_is_refused() -> None:
             numbers([torch.tensor(1.0), wrong])
     with pytest.raises(TypeError, match="list of tensors"):
         numbers(torch.zeros(2))  # type: ignore[arg-type]
+
+
+def test_what_a_pointer_points_to_is_read_anew_each_time() -> None:
+    first, second = (ctypes.create_string_buffer(text, 10) for text in (b"0123456789", b"abcdefghij"))
+    pointer = ctypes.c_void_p(ctypes.addressof(first))
+    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"23456"
+    first[2] = b"x"
+    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"x3456"
+    pointer.value = ctypes.addressof(second)
+    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"cdefg"
+
+
+NUMBER = st.integers(0, 2**64 - 1)
+
+
+@given(st.binary(max_size=3000), NUMBER, NUMBER, st.integers(0, 50))
+def test_what_is_written_is_sealed_as_in_python(content: bytes, sequence: int, step: int, start: int) -> None:
+    blob, expected = (bytearray(b"?" * BLOB_HEADER.size + content) for _ in range(2))
+    size = start + len(blob) + 5
+    with mmap.mmap(-1, size) as memory:
+        write_sealed(memory, start, blob, sequence, step)
+        seal(expected, sequence, step)
+        assert blob == expected
+        assert memory[:] == bytes(start) + expected + bytes(5)
+
+
+@pytest.mark.parametrize(("start", "size"), [(-1, 50), (51, 50), (0, 101), (0, 39)])
+def test_nothing_is_written_outside_of_a_ring_or_without_a_head(start: int, size: int) -> None:
+    blob = bytearray(b"?" * size)
+    with mmap.mmap(-1, 100) as memory:
+        with pytest.raises(ValueError, match="have no place"):
+            write_sealed(memory, start, blob, 1, 1)
+        assert memory[:] == bytes(100)
+    assert blob == b"?" * size
+
+
+def test_one_of_two_functions_is_called_by_what_a_third_one_answers() -> None:
+    def fail(*_: object) -> None:
+        raise LookupError
+
+    assert call_if_none(lambda: None, dict, fail, [(1, 2)], name=3) == {1: 2, "name": 3}
+    assert call_if_none(lambda: False, fail, dict, [(1, 2)], name=3) == {1: 2, "name": 3}
+    assert call_if_none(lambda: None, dict, fail) == {}
+    with pytest.raises(LookupError):
+        call_if_none(lambda: None, fail, dict, 1)
+    with pytest.raises(LookupError):
+        call_if_none(fail, dict, dict)
+    with pytest.raises(TypeError, match="three functions"):
+        call_if_none(lambda: None, dict)  # type: ignore[call-arg]
