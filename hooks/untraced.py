@@ -3,15 +3,20 @@
 A compiled function that makes an optimizer step, or calls the model, has our hooks in it. Dynamo would trace
 into them, and compile all that jitckpt does at a boundary, with guards on values that change each time: that
 takes long, warns of what can't be traced, and uses up the recompilations that the training may need itself.
+
+torch's own way to keep it out takes five calls in Python, at six hooks a step. They are of use where compiled
+code is running; where torch says that there is none, the hook is called at once.
 """
 
 import sys
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
 from torch import nn
 
+from jitckpt import _seen
 from jitckpt.state.parallel import all_of
 
 REASON = (
@@ -20,12 +25,27 @@ REASON = (
 
 
 def untraced(hook: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the hook, at which a compiled function is cut. It costs less than a microsecond a call.
+    """Return the hook, at which a compiled function is cut.
 
     What it needs of torch is loaded by every optimizer.
     """
     disabled: Callable[..., Any] = torch.compiler.disable(hook, reason=REASON)
-    return disabled
+    try:
+        compiler = torch._C._dynamo.eval_frame.get_eval_frame_callback  # of the code that runs now, if any
+    except AttributeError:  # this torch does not tell, and has its own way alone
+        return disabled
+    _tell_compiler()
+    return partial(_seen.call_if_none, compiler, hook, disabled)
+
+
+@cache
+def _tell_compiler() -> None:
+    """Let torch.compile, which can't look into C, know where it is to cut."""
+
+    def instead(compiler: object, hook: object, disabled: Callable[..., Any], /, *arguments: Any) -> Any:
+        return disabled(*arguments)
+
+    torch.compiler.substitute_in_graph(_seen.call_if_none, skip_signature_check=True)(instead)
 
 
 def left_out(hook: Callable[..., Any]) -> Callable[..., Any]:

@@ -117,6 +117,7 @@ PRIVATE_NAMES = {
     "torch._C._current_graph_task_id": "hooks/torch_steps.py",
     "torch.autograd.graph._engine_run_backward": "worker/saving/history.py",
     "torch._dynamo.eval_frame": "hooks/untraced.py",
+    "torch._C._dynamo.eval_frame.get_eval_frame_callback": "hooks/untraced.py",
     f"{RENDEZVOUS}._BackendRendezvousStateHolder": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._NodeDesc": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._RendezvousState": "hosts/rendezvous_state.py",

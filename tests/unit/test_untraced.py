@@ -1,5 +1,6 @@
 """What torch.compile makes of a training has no hook of jitckpt in it, and each hook is called as ever."""
 
+import sys
 import warnings
 from collections.abc import Iterator
 from typing import Any
@@ -8,10 +9,12 @@ import pytest
 import torch
 from torch import nn
 
+from jitckpt.hooks import untraced
 from jitckpt.hooks.torch_steps import OptimizerSteps
 from jitckpt.hooks.torch_training import TrainingHooks
 
 STEPS = 4
+WHY = "call torch.compile before jitckpt"
 
 
 class Told:
@@ -96,3 +99,51 @@ def test_a_model_that_is_compiled_as_one_graph_trains_as_ever(how: str) -> None:
     assert forward == [1, 2, 3, 4]
     assert told.ended == STEPS
     assert not told.is_compiled
+
+
+def test_where_nothing_is_compiled_nothing_of_torch_is_called_before_a_hook() -> None:
+    callers = []
+
+    def hook(number: int, *, name: str) -> str:
+        callers.append(sys._getframe(1).f_code)
+        return f"{name} {number}"
+
+    assert untraced.untraced(hook)(1, name="hook") == "hook 1"
+    assert callers == [sys._getframe().f_code]
+
+
+def test_a_hook_that_is_called_by_compiled_code_is_not_compiled() -> None:
+    looked_into = []
+    hook = untraced.untraced(
+        lambda: looked_into.append(torch._C._dynamo.eval_frame.get_eval_frame_callback())
+    )
+
+    @torch.compile(backend="eager")
+    def compiled(tensor: torch.Tensor) -> torch.Tensor:
+        doubled = 2 * tensor
+        hook()
+        return doubled + 1
+
+    assert compiled(torch.ones(1)) == 3
+    assert looked_into == [None]
+
+
+def test_a_torch_that_does_not_tell_has_its_own_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(torch._C._dynamo.eval_frame, "get_eval_frame_callback")
+    callers: list[str] = []
+    untraced.untraced(lambda: callers.append(sys._getframe(1).f_code.co_filename))()
+    assert callers[0].endswith("eval_frame.py")
+
+
+@pytest.mark.parametrize("given", [True, False])
+def test_a_graph_that_must_not_be_cut_says_why_it_can_not_be_made(given: bool) -> None:
+    model = nn.Sequential(nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    hooks = TrainingHooks(Told(), model=model, optimizers=[optimizer] if given else [])
+    try:
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=WHY):
+            torch.compile(lambda: model(torch.ones(1, 2)), backend="eager", fullgraph=True)()
+        with pytest.raises(torch._dynamo.exc.Unsupported, match=WHY):
+            torch.compile(optimizer.step, backend="eager", fullgraph=True)()
+    finally:
+        hooks.detach()
