@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field
 import torch
 from torch import Tensor
 
+from jitckpt._seen import write_sealed
 from jitckpt.bindings import behind_proxy
 from jitckpt.ring.format import (
     BEGUN,
@@ -22,7 +23,6 @@ from jitckpt.ring.format import (
     device_base,
     digest,
     host_area,
-    seal,
     word_of,
 )
 from jitckpt.saves.layout import Identity
@@ -80,13 +80,13 @@ class Ring:
 
         blob: the part behind BLOB_HEADER.size bytes, which are filled in.
         """
-        self.regions(step)  # if it is a new step, its slot begins anew
         slot = self._slots[step % self.slots]
+        if slot.step != step:
+            self.regions(step)  # its slot begins anew
         start = slot.areas[slot.writes % 2]
         slot.writes += 1
         self._sequence += 1
-        seal(blob, self._sequence, step)
-        self._memory[start : start + len(blob)] = blob
+        write_sealed(self._memory, start, blob, self._sequence, step)
 
     def regions(self, step: int) -> dict[bool, Region]:
         """Return the regions of a step so far, by whether they are final; the caller changes them."""
