@@ -27,15 +27,11 @@ class CarriedGradients:
     def __init__(self, failed: Callable[[Exception], None]) -> None:
         """failed: called once, where it can't look."""
         self._guard = Guard(failed)
-        self._looks = 0
+        self._looks, self.is_looking = 0, True
         self._parameters: dict[str, Tensor] = {}
         self._found: dict[str, list[Tensor]] = {}  # what each pass has added to, as one number
         self._clean: set[str] = set()
         self._hooked: list[tuple[Node, RemovableHandle]] = []  # a node lives no longer than who knows of it
-
-    @property
-    def is_looking(self) -> bool:
-        return self._looks <= LOOKS
 
     def step_ended(self, parameters: Callable[[], Mapping[str, Tensor]]) -> list[str]:
         """Return the parameters whose gradients were carried on since the last call, by name.
@@ -49,9 +45,8 @@ class CarriedGradients:
         ]
         self.end()
         self._looks += 1
-        if carried:
-            self._looks = LOOKS + 1
-        elif self.is_looking:
+        self.is_looking = self._looks <= LOOKS and not carried
+        if self.is_looking:
             self._begin(_some(parameters()))
         return carried
 

@@ -259,7 +259,8 @@ class TrainingHooks:
             self._forward_seen = True
             self._asked_since_forward = False
             self._listener.forward_ended(self.step + 1)
-            self._watch_backward(output)
+            if self._on_phase is not None:
+                self._watch_backward(output)
 
     # What a graph does that the script replays itself is taken for a forward pass. Torch's own (of
     # make_graphed_callables, of torch.compile) are replayed inside of autograd's functions, and of a module.

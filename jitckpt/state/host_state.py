@@ -7,7 +7,6 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 """
 
 import inspect
-import operator
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import chain, repeat
@@ -157,7 +156,8 @@ class HostState:
         self.device = device
         self.random = RandomState(device)
         self._gradients = GradientsSeen()
-        self._gradients_of: list[object] = []  # what tells whose they are
+        # What tells whose they are: of the model, and of the optimizers.
+        self._gradients_of: tuple[object, list[object]] = None, []
         self._restored_gradients: Mapping[str, int] = {}
         # A thread that is inside one of these is changing what progress() and scaler_state() return. None: of
         # something that is not written in Python.
@@ -267,7 +267,7 @@ class HostState:
 
     def shared(self) -> Shared:
         """Return the shared state as the optimizer step leaves it."""
-        parts = tuple([optimizer.capture() for optimizer in self.optimizers])
+        parts = tuple(map(OptimizerState.capture, self.optimizers))  # with no function that goes through them
         held = HeldParameters({}, ()) if self.model is None else self.model.held()
         return Shared(parts, self.counts(), self.groups(), held)
 
@@ -293,11 +293,12 @@ class HostState:
 
     def gradients(self) -> Gradients:
         """Return which parameters have a gradient now."""
-        of: list[object] = [one.called for one in self.optimizers]
-        if self.model is not None:
-            of.append(self.model.trained)
-        if len(of) != len(self._gradients_of) or not all(map(operator.is_, of, self._gradients_of)):
-            self._gradients_of = of
+        trained = None if self.model is None else self.model.trained
+        is_same = trained is self._gradients_of[0] and len(self.optimizers) == len(self._gradients_of[1])
+        for one, called in zip(self.optimizers, self._gradients_of[1], strict=False):
+            is_same = is_same and one.called is called
+        if not is_same:
+            self._gradients_of = trained, [one.called for one in self.optimizers]
             self._gradients.follow(self.trained())
         return self._gradients.look()
 
@@ -335,7 +336,7 @@ class HostState:
 
     def groups(self) -> list[list[dict[str, Any]]]:
         """Return the hyperparameters of each optimizer's parameter groups."""
-        return [optimizer.groups() for optimizer in self.optimizers]
+        return [*map(OptimizerState.groups, self.optimizers)]
 
     def progress(self) -> Encoded:
         """Return what may still change between an optimizer step and the next minibatch."""
@@ -351,7 +352,7 @@ class HostState:
 
         That of hardly any step is ever wanted, so as a rule it is copied and no more.
         """
-        schedulers = [scheduler.state() for scheduler in self.schedulers]
+        schedulers = [*map(SchedulerState.state, self.schedulers)]
         model = self.model
         averages = [] if model is None or not model.has_averages else model.counts_of_averages()
         value = {"groups": groups, "schedulers": schedulers, "averages": averages}
@@ -383,7 +384,7 @@ class HostState:
         return None if self.scaler is None else scaler_state(self.scaler, update_is_due)
 
     def counts(self) -> tuple[int, ...]:
-        return tuple([scheduler.count() for scheduler in self.schedulers])
+        return tuple(map(SchedulerState.count, self.schedulers))
 
     def restore_shared(
         self,

@@ -101,7 +101,7 @@ class OptimizerState:
         self.called: list[list[str]] = []
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
-        self._numbers: dict[str, tuple[list[int], list[Tensor]]] = {}
+        self._numbers: dict[str, tuple[torch.dtype, list[int], list[Tensor]]] = {}
         self._on_host: tuple[Tensor, ...] = ()  # all of the latter
         self._others: list[tuple[int, dict[str, Any], str]] = []
         self._loose: list[tuple[Any, Any]] = []  # what lies in the state under something else
@@ -151,8 +151,10 @@ class OptimizerState:
 
     def has_new_parameters(self, part: OptimizerPart) -> bool:
         """Whether its groups have more parameters, or fewer, than as this was captured."""
-        counts = [len(group["params"]) for group in self.optimizer.param_groups]
-        return sum(counts) != sum(map(len, part.names))
+        known = sum(map(len, part.names))
+        for group in self.optimizer.param_groups:
+            known -= len(group["params"])
+        return known != 0
 
     def own_parameters(self) -> dict[str, Tensor]:
         """Return the parameters that are not the model's (fp32 masters, flat partitions), by name."""
@@ -230,9 +232,7 @@ class OptimizerState:
             listed = [(number, key, state[key]) for number, state, key in self._others]
             others = tree_codec.encode(listed, f"{self.name}.others")
         return OptimizerPart(
-            numbers={
-                key: (found[0].dtype, where, _values(found)) for key, (where, found) in self._numbers.items()
-            },
+            numbers=_with_values(self._numbers),
             others=others,
             device=self._device,
             placements=self._placements,
@@ -449,7 +449,7 @@ class OptimizerState:
         if not self._has_own_dict:
             seen.values(parallel.own_state(self.optimizer))
             self._look_at_state(seen)
-        self._on_host = tuple([one for _, found in self._numbers.values() for one in found])
+        self._on_host = tuple([one for *_, found in self._numbers.values() for one in found])
         self._seen = seen
 
     def _look_at_state(self, seen: Seen) -> None:
@@ -478,12 +478,12 @@ class OptimizerState:
                         if how is not None:
                             self._placements[name] = how
                         continue
-                    where, found = self._numbers.get(key, ([], []))
-                    if _is_number(value) and (not found or found[0].dtype == value.dtype):
+                    dtype, where, found = self._numbers.get(key, (value.dtype, [], []))
+                    if _is_number(value) and dtype == value.dtype:
                         seen.place(value)
                         where.append(number)
                         found.append(value)
-                        self._numbers[key] = where, found
+                        self._numbers[key] = dtype, where, found
                         continue
                 self._others.append((number, state, key))
         before = {id(tensor): version for _, tensor, version in self._elsewhere}
@@ -602,10 +602,16 @@ def _is_number(value: Tensor) -> bool:
     return value.dim() == 0 and type(value) is Tensor and value.layout == torch.strided and not value.is_neg()
 
 
-def _values(numbers: list[Tensor]) -> Sequence[Any]:
-    """Return the values of tensors of one number."""
-    code = ARRAY_TYPES.get(numbers[0].dtype)
-    return [*map(Tensor.item, numbers)] if code is None else array(code, _seen.numbers(numbers))
+def _with_values(
+    numbers: Mapping[str, tuple[torch.dtype, list[int], list[Tensor]]],
+) -> dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]:
+    """Return them with the values of tensors of one number in the place of these."""
+    found: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]] = {}
+    for key, (dtype, where, tensors) in numbers.items():
+        code = ARRAY_TYPES.get(dtype)
+        values = [*map(Tensor.item, tensors)] if code is None else array(code, _seen.numbers(tensors))
+        found[key] = dtype, where, values
+    return found
 
 
 def _elements(value: object) -> Iterator[object]:

@@ -6,7 +6,7 @@ is what torch's own interface says, one tensor after the other.
 """
 
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import torch
@@ -22,6 +22,7 @@ else:
     is_known_torch = _tensors.torch_version == torch.__version__.split("+")[0]
 
 NO_GRADIENT, DENSE, SPARSE = range(3)
+Tensors = tuple[Tensor, ...]
 LOOK_BYTES = 16  # a tensor: how often it was written to, and where it lies
 
 
@@ -67,22 +68,25 @@ def addresses(tensors: Sequence[Tensor]) -> bytes:
     return struct.pack(f"{len(tensors)}Q", *map(Tensor.data_ptr, tensors))
 
 
-def gradients_required(tensors: Sequence[Tensor]) -> bytes:
+def required_one_by_one(tensors: Tensors) -> bytes:
     """Return whether each tensor requires gradients, a byte each."""
-    if is_known_torch:
-        return _tensors.gradients_required(tuple(tensors))
     return bytes([tensor.requires_grad for tensor in tensors])
 
 
-def gradients_there(tensors: Sequence[Tensor]) -> bytes:
+def there_one_by_one(tensors: Tensors) -> bytes:
     """Return whether each tensor has NO_GRADIENT, one that is SPARSE or another, a byte each."""
-    if is_known_torch:
-        return _tensors.gradients_there(tuple(tensors))
     gradients = [tensor.grad for tensor in tensors]
     return bytes([NO_GRADIENT if one is None else SPARSE if one.is_sparse else DENSE for one in gradients])
 
 
-def fetch(tensors: tuple[Tensor, ...]) -> None:
+def fetch_none(tensors: Tensors) -> None:
     """Have the caches hold what is asked of these tensors next: all at once, as each is far away."""
-    if is_known_torch:
-        _tensors.fetch(tensors)
+
+
+# In C++ with no function of Python in between, which would cost as much.
+gradients_required: Callable[[Tensors], bytes] = required_one_by_one
+gradients_there: Callable[[Tensors], bytes] = there_one_by_one
+fetch: Callable[[Tensors], None] = fetch_none
+if is_known_torch:
+    gradients_required, gradients_there = _tensors.gradients_required, _tensors.gradients_there
+    fetch = _tensors.fetch

@@ -94,7 +94,7 @@ class AroundSteps:
     @harmless
     def _settle_at_forward(self, step: int) -> None:
         self._lookouts.schedulers.forward_begins()
-        if self._variables is not None and not self._loop.is_used:
+        if self._variables is not None and self._variables.ended and not self._loop.is_used:
             self._variables.minibatch_begun(sys._getframe())
             if not self._variables.is_looking:
                 self._variables = None

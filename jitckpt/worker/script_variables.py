@@ -91,12 +91,9 @@ class _Seen:
                 self.before = {}  # what changes between two rounds is set for the next one
         self._asked += 1
         often = self._in_each or self.looks < LOOKS
-        return not self.is_over and (often or (_is_power(self._rounds) and _is_power(self._asked)))
-
-
-def _is_power(number: int) -> bool:
-    """Whether it is a power of two."""
-    return number & (number - 1) == 0
+        # Both are powers of two, and no other bit is set in them.
+        is_rare = not (self._rounds & (self._rounds - 1) or self._asked & (self._asked - 1))
+        return not self.is_over and (often or is_rare)
 
 
 class ScriptVariables:
@@ -133,7 +130,8 @@ class ScriptVariables:
         self._steps, self._warn = steps, warn
         self._seen: dict[tuple[int, int], _Seen] = {}  # by the code that asks, and the place in it
         self._plain = _Seen()  # of the first loop that tells nothing of its minibatches
-        self._ended: list[tuple[FrameType, int]] = []  # the script's, as a step was made, and where they were
+        # The script's frames, as a step was made that is looked at, and where they were.
+        self.ended: list[tuple[FrameType, int]] = []
         self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
         self._owners: dict[str, tuple[int, str]] = {}  # by names, of attributes: id of the object, attribute
         self._asked: set[tuple[CodeType, int]] = set()  # where it was asked for a minibatch
@@ -187,11 +185,14 @@ class ScriptVariables:
     def step_ended(self, frame: FrameType | None) -> None:
         """The script has made an optimizer step, somewhere below this frame."""
         # Kept until the next minibatch begins, as a frame that has ended may leave its address to another.
-        self._ended = [(one, one.f_lasti) for one in scripts_frames(frame)] if self._plain.is_due() else []
+        self.ended = [(one, one.f_lasti) for one in scripts_frames(frame)] if self._plain.is_due() else []
 
     def minibatch_begun(self, frame: FrameType | None) -> None:
-        """The script begins a minibatch: the innermost of its frames that made the step has the loop."""
-        ended, self._ended = self._ended, []
+        """The script begins a minibatch: the innermost of its frames that made the step has the loop.
+
+        It need not be told while none has `ended`.
+        """
+        ended, self.ended = self.ended, []
         for one in scripts_frames(frame) if ended else ():
             for other, place in ended:
                 if one is other:

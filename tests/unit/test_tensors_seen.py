@@ -142,18 +142,16 @@ NEED_MEMORY = {name for name in CHANGES if name.startswith(("written", "another 
 
 def answers(tensors: list[Tensor]) -> tuple[object, object]:
     """Return what is said of them in one call, and what torch's own interface says."""
-    gradients = [one.grad for one in tensors]
-    kinds = {True: tensors_seen.SPARSE, False: tensors_seen.DENSE}
     return (
         (
-            tensors_seen.gradients_required(tensors),
+            tensors_seen.gradients_required(tuple(tensors)),
             tensors_seen.addresses(tensors),
-            tensors_seen.gradients_there(tensors),
+            tensors_seen.gradients_there(tuple(tensors)),
         ),
         (
-            bytes([one.requires_grad for one in tensors]),
+            tensors_seen.required_one_by_one(tuple(tensors)),
             struct.pack(f"{len(tensors)}Q", *map(Tensor.data_ptr, tensors)),
-            bytes([tensors_seen.NO_GRADIENT if one is None else kinds[one.is_sparse] for one in gradients]),
+            tensors_seen.there_one_by_one(tuple(tensors)),
         ),
     )
 
@@ -234,10 +232,10 @@ def test_another_torch_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     writes.look()
     tensors[1].data = torch.zeros(2)
     assert writes.changed() == [1]
-    assert tensors_seen.gradients_required(tensors) == b"\0\1"
+    assert tensors_seen.required_one_by_one(tuple(tensors)) == b"\0\1"
     sparse, dense = torch.ones(2, device="cpu"), torch.ones(2)
     sparse.grad, dense.grad = torch.zeros(2, device="cpu").to_sparse(), torch.zeros(2)
-    assert tensors_seen.gradients_there([*tensors, sparse, dense]) == b"\0\0\2\1"
+    assert tensors_seen.there_one_by_one((*tensors, sparse, dense)) == b"\0\0\2\1"
     assert tensors_seen.addresses(tensors) == struct.pack("2Q", *[one.data_ptr() for one in tensors])
 
 

@@ -18,11 +18,12 @@ class Averages:
 
     def __init__(self, host: HostState, loop: Loop, warn: Callable[[str], None]) -> None:
         self._host, self._loop, self._warn = host, loop, warn
-        self._updates: list[int] | None = None  # as the newest step ended
+        self._updates: list[int] = []  # as the newest step ended
 
     def step_ended(self) -> None:
         self._updates = self._host.updates_of_averages()
 
     def forward_begins(self) -> None:
-        if not self._loop.is_used and self._updates not in (None, self._host.updates_of_averages()):
+        # Others come only as a step ends.
+        if self._updates and not self._loop.is_used and self._updates != self._host.updates_of_averages():
             self._warn(CHANGES_LATE)

@@ -208,8 +208,8 @@ class OutsideChanges:
         """The step is enqueued. watched: tensors by their names; saved: returns all that a save takes."""
         self._newest, self._saved = step, saved
         self._watch(watched)
-        self._look_from_now()
-        self._in_step = False
+        self._looked[1].look()
+        self._data_taken = self._in_step = False
         self._minibatches.pop(step - KEPT_STEPS, None)
 
     def replacement(self, step: int) -> Replacement:

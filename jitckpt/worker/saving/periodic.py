@@ -107,7 +107,9 @@ class PeriodicSaver(BesideTraining):
 
     def settled(self, step: int) -> None:
         begun, snapshots = self._begun, self._snapshots
-        is_from_memory = begun is not None and (begun.step, begun.number) == (step, FROM_MEMORY)
+        if begun is None:
+            return
+        is_from_memory = (begun.step, begun.number) == (step, FROM_MEMORY)
         if is_from_memory and snapshots is not None:
             snapshots.hold(step)
         super().settled(step)

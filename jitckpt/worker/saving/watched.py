@@ -22,9 +22,11 @@ class Watched:
 
     def after(self, shared: Shared) -> list[Mapping[str, Tensor]]:
         """Return all of it, of which `shared` was taken."""
-        watched: list[Mapping[str, Tensor]] = [part.device for part in shared.optimizers]
+        watched: list[Mapping[str, Tensor]] = []
         if self._host.model is not None:
-            watched.insert(0, self._host.model.memory)
+            watched.append(self._host.model.memory)
+        for part in shared.optimizers:
+            watched.append(part.device)
         rates = shared.rates()
         if (rates or self._rates) and [*map(id, rates.values())] != [*map(id, self._rates.values())]:
             self._rates = rates
