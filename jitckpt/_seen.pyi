@@ -43,9 +43,6 @@ def versions(tensors: list[Tensor], /) -> bytes:
 def numbers(tensors: list[Tensor], /) -> bytes:
     """Return the bytes of tensors of one number each, on the host, one behind the other."""
 
-def bytes_behind(pointer: int, offset: int, length: int, /) -> bytes:
-    """Return so many bytes, from an offset on, of what the pointer at an address points to."""
-
 def write_sealed(memory: mmap, start: int, blob: bytearray, sequence: int, step: int, /) -> None:
     """Seal a blob as jitckpt.ring.format.seal does, and copy it into a ring's memory.
 

@@ -417,14 +417,6 @@ PyObject* gradients(PyObject*, PyObject* args) {
   });
 }
 
-PyObject* bytes_behind(PyObject*, PyObject* args) {
-  unsigned long long pointer;
-  Py_ssize_t offset, length;
-  if (PyArg_ParseTuple(args, "Knn:bytes_behind", &pointer, &offset, &length) == 0) return nullptr;
-  const char* const begin = *reinterpret_cast<const char* const*>(static_cast<uintptr_t>(pointer));
-  return PyBytes_FromStringAndSize(begin + offset, length);
-}
-
 PyObject* versions(PyObject*, PyObject* parameters) {
   Places places;
   return bytes_of("versions", parameters, [&](PyObject* parameter, std::string& bytes) {
@@ -519,7 +511,6 @@ PyMethodDef kFunctions[] = {
      "Whether plain values of two dicts are the same, but for some keys'."},
     {"living", jitckpt::seen::living, METH_O, "The living objects of some types."},
     {"living_tuples", jitckpt::seen::living_tuples, METH_O, "Id, length and first element of living tuples."},
-    {"bytes_behind", bytes_behind, METH_VARARGS, "The bytes from an offset on behind a pointer."},
     {"write_sealed", jitckpt::seen::write_sealed, METH_VARARGS,
      "Fill a blob's head in, and copy it into a ring."},
     {"gradients", gradients, METH_VARARGS, "Address and bytes of gradients on a GPU, in one piece each."},

@@ -128,7 +128,7 @@ def test_ranks_that_have_moved_can_move_again(
 
 
 EARLIER = 200_000  # seconds
-ITS_CLOCK = "        if step in (0, 13): print(f'clock of {rank}: {time.monotonic():.0f}', flush=True)\n"
+ITS_CLOCK = "        print(f'clock of {rank}: {time.monotonic():.0f}', flush=True)\n"
 
 
 def test_ranks_keep_the_clock_of_a_host_that_was_started_at_another_time(
@@ -152,9 +152,9 @@ def test_ranks_keep_the_clock_of_a_host_that_was_started_at_another_time(
     assert finals(out) == undisturbed, told
     assert sorted(len(finals(one.out)) for one in ended) == [0, 0, 2, 2], told
     for rank in range(4):
-        begun, later = (int(one) for one in re.findall(rf"^clock of {rank}: (\d+)$", out, re.MULTILINE))
-        assert (begun > EARLIER) == (rank in (2, 3))
-        assert 0 <= later - begun < LIMIT, f"rank {rank} has seen the pause, and no jump"
+        clocks = [int(one) for one in re.findall(rf"^clock of {rank}: (\d+)$", out, re.MULTILINE)]
+        assert (min(clocks) > EARLIER) == (rank in (2, 3))
+        assert 0 <= max(clocks) - min(clocks) < LIMIT, f"rank {rank} has seen a jump"
 
 
 # The last rank but one goes on alone, when all others are at their ends.

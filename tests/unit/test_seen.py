@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 from jitckpt._seen import (
     Seen,
     all_same,
-    bytes_behind,
     call_if_none,
     gradients,
     numbers,
@@ -389,16 +388,6 @@ def test_what_is_no_number_on_the_host_is_refused() -> None:
             numbers([torch.tensor(1.0), wrong])
     with pytest.raises(TypeError, match="list of tensors"):
         numbers(torch.zeros(2))  # type: ignore[arg-type]
-
-
-def test_what_a_pointer_points_to_is_read_anew_each_time() -> None:
-    first, second = (ctypes.create_string_buffer(text, 10) for text in (b"0123456789", b"abcdefghij"))
-    pointer = ctypes.c_void_p(ctypes.addressof(first))
-    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"23456"
-    first[2] = b"x"
-    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"x3456"
-    pointer.value = ctypes.addressof(second)
-    assert bytes_behind(ctypes.addressof(pointer), 2, 5) == b"cdefg"
 
 
 NUMBER = st.integers(0, 2**64 - 1)
