@@ -13,8 +13,6 @@ def why_not(policy: Policy) -> str:
     transparent = any(isinstance(tier, TransparentJit) for tier in tiers)
     if len(memory) > 1:
         return "it has one memory tier"
-    if memory and transparent:
-        return "in transparent mode it has no memory tier"
     if transparent and any(isinstance(tier, UserJit) for tier in tiers):
         return "a job is in one mode"
     return _why_not_in_memory(memory[0]) if memory else ""
@@ -24,11 +22,9 @@ def _why_not_in_memory(tier: Gemini | Reft) -> str:
     match tier:
         case Gemini() if tier.replicas > MOST_COPIES:
             return f"it keeps at most {MOST_COPIES} copies"
-        case Reft(method="arc-aec"):
-            return "it protects parts of states by copies or by parity, not by both"
         case Reft(method="aor"):
             return "where the optimizer is sharded it keeps whole states, even if it sends gradients alone"
-        case Reft(method="aec") if _group(tier) < LEAST_GROUP:
+        case Reft(method="aec" | "arc-aec") if _group(tier) < LEAST_GROUP:
             return f"it has parity over {LEAST_GROUP} hosts or more"
     return ""
 
@@ -42,8 +38,12 @@ def _of_parts(tier: Reft) -> str:
     """Return what `--memory-tier` is given."""
     if tier.description.cluster.machines == 1:
         return SHARDED
-    protection = f"{PARITY}={_group(tier)}" if tier.method == "aec" else f"{PEER}=2"
-    return f"{SHARDED}+{protection}"
+    words = [SHARDED]
+    if tier.method != "aec":
+        words.append(f"{PEER}=2")
+    if tier.method != "arc":
+        words.append(f"{PARITY}={_group(tier)}")
+    return "+".join(words)
 
 
 def command(description: Description, policy: Policy, minibatches_per_save: int | None) -> str:
