@@ -418,7 +418,15 @@ class WorkerProcesses(PContext):
         if self._resting_place is not None:
             shared["jitckpt-rest"] = self._resting_place.file
         workers = {worker.rank: worker for worker in self._workers.values()}
-        return Mover(self._settings.criu, workers, self._log, say, shared=shared, relay=self._relay)
+        return Mover(
+            self._settings.criu,
+            workers,
+            self._log,
+            say,
+            shared=shared,
+            relay=self._relay,
+            may_leave=self._hosts is not None and self._hosts.index > 0,  # the first host can't be left
+        )
 
     def _copier_of_rings(self) -> Copier | None:
         """Return what has another host keep copies of the rings."""

@@ -127,6 +127,21 @@ def test_ranks_that_have_moved_can_move_again(
     assert [len(finals(one.out)) for one in ended] == [2, 0, 0, 2], told
 
 
+def test_what_keeps_ranks_from_leaving_their_host_is_said_at_the_start(
+    launcher: Launcher, hosts: Namespaces
+) -> None:
+    """A process made anew on its own host keeps its connections; one on another host can't."""
+    (launcher.directory / "go").touch()
+    connects = "import socket\noutside = socket.create_connection(('10.79.0.1', 29400))\n"
+    started = job(launcher, hosts, [], standbys=0, script=connects + TRAINING)
+    ended = [launcher.finish(one) for one in started]
+    assert [one.status for one in ended] == [0, 0], "\n".join(one.err for one in ended)
+    said = [line for line in ended[1].err.splitlines() if "could not be moved" in line]
+    assert len(said) == 2, ended[1].err
+    assert all("to another host: " in line and "a TCP connection to 10.79.0.1:29400" in line for line in said)
+    assert "could not be moved" not in ended[0].err, "the first host can't be left"
+
+
 EARLIER = 200_000  # seconds
 ITS_CLOCK = "        print(f'clock of {rank}: {time.monotonic():.0f}', flush=True)\n"
 
@@ -148,6 +163,7 @@ def test_ranks_keep_the_clock_of_a_host_that_was_started_at_another_time(
     ended = [launcher.finish(one) for one in started]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0] * 4, told
+    assert "could not be moved" not in told
     out = "".join(one.out for one in ended)
     assert finals(out) == undisturbed, told
     assert sorted(len(finals(one.out)) for one in ended) == [0, 0, 2, 2], told

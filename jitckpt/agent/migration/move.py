@@ -104,11 +104,13 @@ class Mover:
         *,
         shared: Mapping[str, int],
         relay: StoreRelay,
+        may_leave: bool = False,
     ) -> None:
         """workers: by rank. shared: memory of this process that all workers have mapped, by its name.
 
-        relay: by which they reach the job's store.
+        relay: by which they reach the job's store. may_leave: they may have to go on on another host.
         """
+        self._may_leave = may_leave
         self._criu, self._workers, self._log, self._say = found, workers, log, say
         self._shared, self.relay = dict(shared), relay
         self._told: set[int] = set()
@@ -122,11 +124,15 @@ class Mover:
         if rank in self._told:
             return
         self._told.add(rank)
+        where = ""
         try:
             self.look(rank)
+            if self._may_leave:
+                where = " to another host"
+                self.look(rank, elsewhere=True)
         except (MoveError, OSError) as error:
             self._log.write("not_movable", rank=rank, text=str(error))
-            self._say(f"the worker process of rank {rank} could not be moved: {error}")
+            self._say(f"the worker process of rank {rank} could not be moved{where}: {error}")
 
     def move(self, ranks: Sequence[int]) -> None:
         """Make the ranks' workers anew. One for which that can't be done stays as it was, or it has ended."""

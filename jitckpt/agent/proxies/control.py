@@ -32,7 +32,6 @@ from jitckpt.wire.proxy_messages import FromProxy, MessageError, ToProxy
 LONGEST_PATH = 107  # bytes, of a socket
 MOST_STRANGERS = 64  # that have connected and not said who they are
 # Events by which the trainings are under way: what a worker has to its first step it has by then.
-CHECKED_AFTER = ("validated", "state_stays", "state_in_images")
 LEADER = 0  # the host whose agent does the agreeing
 
 
@@ -440,8 +439,11 @@ class Proxies:
                 case proxy_messages.Stop() | proxy_messages.GiveUp():
                     self._transfers.break_off(rank)
         self._kept_orders.pop(rank, None)  # of a recovery that is over
-        exchange = self._exchange
-        if exchange is not None and isinstance(proxy_messages.decode(data), proxy_messages.Restart):
+        exchange, told = self._exchange, proxy_messages.decode(data)
+        if exchange is not None and isinstance(told, proxy_messages.Validated) and not self._checked:
+            self._checked = True  # its training is under way
+            exchange.check()
+        if exchange is not None and isinstance(told, proxy_messages.Restart):
             together = self._sessions.keys() if exchange.leaving else exchange.due
             if rank in together:
                 self._keep(rank, data, together, exchange)
@@ -505,9 +507,6 @@ class Proxies:
         self._log.write(event, **details)
         if self._suspension is not None:
             self._suspension.note(event, details)
-        if event in CHECKED_AFTER and self._exchange is not None and not self._checked:
-            self._checked = True
-            self._exchange.check()
         match event:
             case "device_alarm":
                 self._alarm = f"{details['text']} (rank {details['rank']})"
