@@ -6,6 +6,7 @@ more memory than is written. Whoever writes a slot first takes its seal away and
 other slot stays whole meanwhile. So a process may be killed at any byte.
 """
 
+import errno
 import fcntl
 import os
 import struct
@@ -17,6 +18,7 @@ import torch
 from jitckpt.decisions.snapshot_spans import CARRIED, WHERE
 from jitckpt.errors import SaveError
 from jitckpt.saves.folders import SavedState
+from jitckpt.system.free_memory import free_memory
 from jitckpt.tiers import chunks, shard
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.shard import SEAL_BYTES, Index, Seal
@@ -27,6 +29,7 @@ PAGE = 4096
 MAGIC = b"JITCKPTM"
 SPAN = 1 << 42  # bytes between the beginnings of the two slots
 SLOTS = (0, 1)
+MOST_OF_FREE = 0.9  # that may be taken at once
 _WORD = struct.Struct("<Q")
 # The words, by their offsets. By the agent: the newest step that is whole everywhere; the newest that nobody
 # waits for any more; after which steps there is to be one (decisions/pace.py). By the rank: 1 once what is in
@@ -183,12 +186,37 @@ def _read(descriptor: int, size: int, offset: int) -> bytes:
 
 
 def reserve(descriptor: int, slot: int, size: int) -> None:
-    """Have memory for a slot's data. Raises SaveError where there is none: later a signal would say so."""
+    """Have memory for a slot's data. Raises SaveError where there is none: later a signal would say so.
+
+    Nor is the last of it taken: the kernel would end some process of this host for that, perhaps a rank.
+    """
+    place = data_place(slot)
+    missing = size - _allocated(descriptor, place, size)
+    if missing > 0 and missing > (free := int(free_memory() * MOST_OF_FREE)):
+        raise SaveError(
+            f"The memory tier needs {missing} bytes more of this host's memory, and may take {free} of what "
+            "is free now: give the job more memory, or a smaller --memory-limit, or --memory-tier off."
+        )
     try:
-        if size:
-            os.posix_fallocate(descriptor, data_place(slot), size)
+        if missing:
+            os.posix_fallocate(descriptor, place, size)
     except OSError as error:
         raise SaveError(_no_memory(error)) from error
+
+
+def _allocated(descriptor: int, place: int, size: int) -> int:
+    """Return of how many of these bytes of a memfd there is memory."""
+    found, at, end = 0, place, place + size
+    while at < end:
+        try:
+            begin = os.lseek(descriptor, at, os.SEEK_DATA)
+        except OSError as error:
+            if error.errno != errno.ENXIO:  # there is nothing more
+                raise
+            break
+        at = min(end, os.lseek(descriptor, begin, os.SEEK_HOLE))
+        found += max(0, at - begin)
+    return found
 
 
 def _no_memory(error: OSError) -> str:

@@ -210,3 +210,17 @@ def test_a_writer_that_is_killed_at_any_moment_leaves_a_whole_step() -> None:
             numbers = state.tensors["big"].view(torch.int64)
             assert numbers.unique().tolist() == [step]
         os.close(descriptor)
+
+
+def test_the_last_of_a_hosts_memory_is_not_taken(memory: HostMemory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It was measured before the ranks began, who have taken theirs since."""
+    size = 1 << 20
+    memory.put(made(1, bytes(size)))
+    monkeypatch.setattr(host_memory, "free_memory", lambda: 0)
+    memory.put(made(3, bytes(size)))  # in the same slot, which has its memory
+    before = memory.taken()
+    with pytest.raises(SaveError, match=r"needs 10\d{5} bytes more of this host's memory, and may take 0 of"):
+        memory.put(made(4, bytes(size)))
+    assert memory.taken() <= before + host_memory.PAGE  # of its seal, which is none
+    assert [one.step for one in memory.has()] == [3]
+    host_memory.reserve(memory.of(1), 1, size // 2)  # is there

@@ -107,12 +107,11 @@ class _Room:
         known = self.by_slot.get(slot)
         if known is None or known.numel() < size:
             whole = max(1, -(-size // mmap.PAGESIZE)) * mmap.PAGESIZE
+            host_memory.reserve(self.descriptor, slot, whole)
             known = self.by_slot[slot] = self._mapped(host_memory.data_place(slot), whole)
         return known[:size]
 
     def _mapped(self, place: int, size: int) -> Tensor:
-        # Where memory is short this fails here, and not by a signal when it is written to.
-        os.posix_fallocate(self.descriptor, place, size)
         if behind_proxy.is_there():
             return torch.frombuffer(behind_proxy.shared(self.descriptor, place, size), dtype=torch.uint8)
         memory = mmap.mmap(self.descriptor, size, offset=place)
