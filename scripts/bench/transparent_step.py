@@ -1,7 +1,7 @@
 """What transparent mode costs an optimizer step of examples/plain_ddp.py, which knows nothing of it.
 
     .venv/bin/python scripts/bench/transparent_step.py [--pairs 100] [--steps 10] [--bound] [--threads]
-        [--json] [-- --width 256 ...]
+        [--ways transparent,movable] [--json] [-- --width 256 ...]
 
 Four jobs of two softgpu ranks run at the same time: the script with its device direct (under torchrun, with
 no library but softgpu), behind the device proxy alone, in transparent mode, and with --no-state-on-device.
@@ -10,6 +10,9 @@ no processor time. What follows -- goes to the script. Prints the medians of the
 turn by turn, with their 95 % confidence intervals (bootstrap): of the time of a step, and of the processor
 time that all processes of the job take for one, servers, launchers and softgpu's kernels included. With
 --threads also what each thread takes of a step: processor time, and how often it began to wait.
+
+--ways gives other ways, of which the first is what the others are compared with. `movable` is transparent
+mode with --broken-device move: the ranks reach their store by a relay, so that CRIU can make them anew.
 
 With --bound each rank of each job has one core, with all that it starts: the same for all ways. Else the
 scheduler puts the direct job's threads where it likes, and jitckpt keeps each server on one core.
@@ -49,6 +52,7 @@ LIMIT = timedelta(minutes=3)
 WARM_UP_TURNS = 2
 IN_IMAGES = "state in images"
 WAYS = ("direct", "proxy", "transparent", IN_IMAGES)
+MOVABLE = "movable"
 BOUND = "TRANSPARENT_STEP_BOUND"  # in the ranks' environment: each has one core
 PROGRAM = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 
@@ -136,9 +140,10 @@ def job(way: str, folder: str, options: list[str]) -> Iterator[int]:
     """Start a job of two ranks, and tell its process; in the end it has to end by itself, and well."""
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     environment = dict(os.environ)
-    if way in ("transparent", IN_IMAGES):
+    if way in ("transparent", IN_IMAGES, MOVABLE):
         launcher = [*PROGRAM, "run", "--mode", "transparent", "--device", "softgpu", "--warm-spares", "0"]
         launcher += ["--no-state-on-device"] if way == IN_IMAGES else []
+        launcher += ["--broken-device", "move"] if way == MOVABLE else []
     elif way == "proxy":
         launcher = [*PROGRAM, "exec", "--device", "softgpu", "--proxy", "--", *torchrun]
     else:
@@ -165,16 +170,16 @@ def job(way: str, folder: str, options: list[str]) -> Iterator[int]:
         sys.exit(f"The job {way} failed:\n{(path / 'log').read_text()}")
 
 
-def measure(turns: int, steps: int, options: list[str]) -> list[dict[str, Turn]]:
+def measure(ways: list[str], turns: int, steps: int, options: list[str]) -> list[dict[str, Turn]]:
     """Return of each turn what each way took."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=LIMIT)
     own = ["--port", str(store.port), "--pairs", str(turns), "--steps", str(steps), "--", *options]
     found = []
     with tempfile.TemporaryDirectory() as folder, ExitStack() as jobs:
-        processes = {way: jobs.enter_context(job(way, folder, own)) for way in WAYS}
+        processes = {way: jobs.enter_context(job(way, folder, own)) for way in ways}
         for turn in track(range(turns), "taking turns", console=Console(stderr=True)):
-            taken = {}
-            for way in random.sample(WAYS, len(WAYS)):
+            taken: dict[str, Turn] = {}
+            for way in random.sample(ways, len(ways)):
                 done = [f"{way} {turn} rank {rank}" for rank in range(RANKS)]
                 if turn == 0:  # they have come to their first turns
                     store.wait([f"{way} rank {rank}" for rank in range(RANKS)])
@@ -184,25 +189,23 @@ def measure(turns: int, steps: int, options: list[str]) -> list[dict[str, Turn]]
                 used = Used.by(processes[way]).since(before)
                 taken[way] = Turn(max(json.loads(store.get(key)) for key in done), used)
             if turn >= WARM_UP_TURNS:
-                found.append(taken)
+                found.append({way: taken[way] for way in ways})
     return found
 
 
 def summary(found: list[dict[str, Turn]], steps: int) -> dict[str, Any]:
-    """Return of each way the medians, the intervals of their ratios to the direct one, and the threads'."""
+    """Return of each way the medians, the intervals of their ratios to the first one, and the threads'."""
     told: dict[str, Any] = {}
-    for way in WAYS:
+    for way in found[0]:
         turns = [turn[way] for turn in found]
-        direct = [turn["direct"] for turn in found]
+        first = [turn[next(iter(told), way)] for turn in found]
         names = sorted({name for turn in turns for name in turn.used.waits | turn.used.seconds})
         told[way] = {
             "seconds": statistics.median(one.seconds for one in turns),
             "processor": statistics.median(one.used.processor for one in turns) / steps,
-            "ratio": interval(
-                [one.seconds / other.seconds for one, other in zip(turns, direct, strict=True)]
-            ),
+            "ratio": interval([one.seconds / other.seconds for one, other in zip(turns, first, strict=True)]),
             "processor_ratio": interval(
-                [one.used.processor / other.used.processor for one, other in zip(turns, direct, strict=True)]
+                [one.used.processor / other.used.processor for one, other in zip(turns, first, strict=True)]
             ),
             "threads": {
                 name: {
@@ -216,13 +219,14 @@ def summary(found: list[dict[str, Turn]], steps: int) -> dict[str, Any]:
 
 
 def show(told: dict[str, Any], threads: bool) -> None:
+    first = next(iter(told))
     for way, one in told.items():
         ratio, processor = (
             f"{middle:.3f} ({low:.3f} to {high:.3f})"
             for middle, low, high in (one["ratio"], one["processor_ratio"])
         )
         print(
-            f"a step, {way}: {one['seconds'] * 1e3:.2f} ms, {ratio} of direct; "
+            f"a step, {way}: {one['seconds'] * 1e3:.2f} ms, {ratio} of {first}; "
             f"processor time {one['processor'] * 1e3:.2f} ms, {processor}"
         )
     if not threads:
@@ -243,6 +247,7 @@ def main() -> None:
     )
     parser.add_argument("--pairs", type=int, default=100, help="turns that count (default 100)")
     parser.add_argument("--steps", type=int, default=10, help="of a turn (default 10)")
+    parser.add_argument("--ways", default=",".join(WAYS), help=f"of {', '.join(WAYS)}, {MOVABLE}")
     parser.add_argument("--bound", action="store_true", help="give each rank of each way one core")
     parser.add_argument("--threads", action="store_true", help="print what each thread takes, too")
     parser.add_argument("--json", action="store_true", help="print JSON instead of words")
@@ -255,7 +260,10 @@ def main() -> None:
         return
     if args.bound:
         os.environ[BOUND] = "1"
-    found = measure(WARM_UP_TURNS + args.pairs, args.steps, args.options)
+    ways = args.ways.split(",")
+    if unknown := set(ways) - {*WAYS, MOVABLE}:
+        parser.error(f"unknown ways: {', '.join(sorted(unknown))}")
+    found = measure(ways, WARM_UP_TURNS + args.pairs, args.steps, args.options)
     told = summary(found, args.steps)
     print(json.dumps({"ways": told, "pairs": len(found)})) if args.json else show(told, args.threads)
 
