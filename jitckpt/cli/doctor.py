@@ -36,36 +36,7 @@ SHOWN_STATES = {"ok": "ok", "warning": "warning", "problem": "PROBLEM"}
 
 def main(arguments: list[str]) -> int:
     """Print the table; return 1 if there is a problem. Raises DeviceError if the device can't be given."""
-    parser = Parser(
-        prog="jitckpt doctor",
-        usage="jitckpt doctor [options] [-- script.py [the script's arguments]]",
-        description="Look for what would hurt a long run later; with a script, run its first steps too.",
-    )
-    parser.add_argument(
-        "--checkpoint-dir", type=Path, default=Path("ckpt"), metavar="DIR", help="where saves will go (ckpt)"
-    )
-    parser.add_argument("--nproc-per-node", type=positive_number, default=2, metavar="N", help="(default 2)")
-    parser.add_argument(
-        "--rdzv-endpoint", metavar="HOST:PORT", help="where several hosts will meet, as for jitckpt run"
-    )
-    parser.add_argument(
-        "--time-limit",
-        type=float,
-        default=300.0,
-        metavar="SECONDS",
-        help="for the script's first steps (300)",
-    )
-    parser.add_argument(
-        "--beside",
-        nargs="+",
-        type=Path,
-        default=[],
-        metavar="FILE",
-        help="what `jitckpt doctor --json` has printed on other hosts: is this one like them?",
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
-    add_device_argument(parser)
-    parser.add_argument("script", nargs=argparse.REMAINDER, help="with its arguments, after --")
+    parser = _parser()
     args = parser.parse_args(arguments)
     end_in_order()
     try:
@@ -102,6 +73,40 @@ def main(arguments: list[str]) -> int:
     counts = {state: sum(row.state == state for row in rows) for state in SHOWN_STATES}
     console.print(", ".join(f"{count} {state}" for state, count in counts.items()), highlight=False)
     return status
+
+
+def _parser() -> Parser:
+    parser = Parser(
+        prog="jitckpt doctor",
+        usage="jitckpt doctor [options] [-- script.py [the script's arguments]]",
+        description="Look for what would hurt a long run later; with a script, run its first steps too.",
+    )
+    parser.add_argument(
+        "--checkpoint-dir", type=Path, default=Path("ckpt"), metavar="DIR", help="where saves will go (ckpt)"
+    )
+    parser.add_argument("--nproc-per-node", type=positive_number, default=2, metavar="N", help="(default 2)")
+    parser.add_argument(
+        "--rdzv-endpoint", metavar="HOST:PORT", help="where several hosts will meet, as for jitckpt run"
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=300.0,
+        metavar="SECONDS",
+        help="for the script's first steps (300)",
+    )
+    parser.add_argument(
+        "--beside",
+        nargs="+",
+        type=Path,
+        default=[],
+        metavar="FILE",
+        help="what `jitckpt doctor --json` has printed on other hosts: is this one like them?",
+    )
+    parser.add_argument("--json", action="store_true", help="print one JSON document instead of a table")
+    add_device_argument(parser)
+    parser.add_argument("script", nargs=argparse.REMAINDER, help="with its arguments, after --")
+    return parser
 
 
 class AskedOnce(NamedTuple):

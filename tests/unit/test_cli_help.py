@@ -192,7 +192,7 @@ def test_doctor_shows_progress_on_a_terminal_alone(tmp_path: Path) -> None:
     os.close(ours)
     quiet = subprocess.run(call, cwd=tmp_path, capture_output=True, check=False, timeout=300)
     assert quiet.stderr == b""
-    assert [json.loads(one.stdout).keys() for one in (shown, quiet)] == [{"rows", "status"}] * 2
+    assert [json.loads(one.stdout).keys() for one in (shown, quiet)] == [{"rows", "host", "status"}] * 2
 
 
 @pytest.mark.parametrize("name", ["jit-table8", "gemini-fig9"])
