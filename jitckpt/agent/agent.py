@@ -677,19 +677,24 @@ class Agent(LocalElasticAgent):
         )
         if self._log.restart and spec.rdzv_handler.use_agent_store and self._hosts is None:
             self._give_fresh_store(worker_group)
-        self._use_objects({worker.global_rank for worker in worker_group.workers})
+        workers = worker_group.workers
+        self._use_objects({worker.global_rank for worker in workers}, workers[0].world_size)
         with _replaced(local_elastic_agent, "start_processes", self._start_processes):
             started: dict[int, Any] = super()._start_workers(worker_group)
         return started
 
-    def _use_objects(self, ranks: set[int]) -> None:
-        """Before the ranks start: have what they lack come from the object store, and all be copied there."""
+    def _use_objects(self, ranks: set[int], world_size: int) -> None:
+        """Before the ranks start: have what they lack come from the object store, and all be copied there.
+
+        world_size: of the job.
+        """
         wanted, directory = self._settings.objects, self._settings.checkpoint_dir
         if wanted is None or directory is None:
             return
         copies = self._objects
         if copies is None or (copies.some and object_copies.lacks_all(directory)):
-            waited_for(partial(object_copies.fetch, wanted, directory, ranks, self._log, self._own_start()))
+            fetch = partial(object_copies.fetch, wanted, directory, ranks, self._log, self._own_start())
+            waited_for(partial(fetch, world_size=world_size))
         if copies is not None and copies.ranks != ranks:
             copies.close()
             copies = None

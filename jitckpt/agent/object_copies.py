@@ -39,15 +39,22 @@ def newest_start(wanted: WantedObjects) -> int:
 
 
 def fetch(
-    wanted: WantedObjects, directory: Path, ranks: Collection[int], log: EventLog, start: Start
+    wanted: WantedObjects,
+    directory: Path,
+    ranks: Collection[int],
+    log: EventLog,
+    start: Start,
+    *,
+    world_size: int,
 ) -> None:
     """Copy back what these ranks lack to go on, and fence off those of earlier starts.
 
+    world_size: ranks of the job; where others saved it, each needs all shards, to cut its own out of them.
     Raises JitckptError if it can't be known what they lack, or the job has gone on without this host.
     """
     saves = ObjectSaves(Bucket(wanted.url), start)
     saves.note_begun()
-    fetched = saves.fetch(directory, ranks)
+    fetched = saves.fetch(directory, ranks, world_size)
     if fetched is not None:
         log.write("fetched_from_objects", **asdict(fetched))
         say(f"step {fetched.step} has come from {wanted.url}: {show_size(fetched.bytes)}.")

@@ -49,13 +49,20 @@ class Fetched:
 
 
 def wanted(
-    held: Mapping[int, Sequence[Metadata]], own: int, ranks: Collection[int], kept: Collection[int] = ()
+    held: Mapping[int, Sequence[Metadata]],
+    own: int,
+    ranks: Collection[int],
+    kept: Collection[int] = (),
+    *,
+    world_size: int | None = None,
 ) -> tuple[Fetch, ...]:
     """Return what the host `own` has to fetch, so that its ranks can go on from the step that all will take.
 
     held: every host's finished saves. The step is the newest for which every shard is saved somewhere. A host
     needs one save of each shard that its ranks hold, each of its ranks' own save if there is one, and else
     its local state; and the local states of the ranks `kept`, whose host may be lost with its disk.
+    world_size: ranks of the job now; None: as many as saved it. Where it had others, a host needs all shards:
+    each rank cuts its own out of them.
     """
     everywhere: dict[int, list[Metadata]] = {}  # by step
     for save in (save for saves_of_host in held.values() for save in saves_of_host):
@@ -64,7 +71,8 @@ def wanted(
         job = _whole(everywhere[step])
         if job is not None:
             found = _Found(step, job, held, own)
-            return found.missing(ranks, kept, _shards_of(ranks, job, everywhere))
+            of_ranks = ranks if world_size in (None, job[1]) else None
+            return found.missing(ranks, kept, _shards_of(of_ranks, job, everywhere))
     return ()
 
 
@@ -86,15 +94,19 @@ def _whole(of_step: Sequence[Metadata]) -> Job | None:
     return next((job for job in sorted(shards) if len(shards[job]) == numbers[job]), None)
 
 
-def _shards_of(ranks: Collection[int], job: Job, saves_by_step: Mapping[int, Sequence[Metadata]]) -> set[int]:
-    """Return which shards these ranks hold; all, if the saves do not tell it of one of them."""
+def _shards_of(
+    ranks: Collection[int] | None, job: Job, saves_by_step: Mapping[int, Sequence[Metadata]]
+) -> set[int]:
+    """Return which shards these ranks hold; all, for None or if the saves do not tell it of one of them."""
     shards: dict[int, int] = {}
     number = 0
     for step in sorted(saves_by_step):
         for save in saves_by_step[step]:
             if _job(save) == job:
                 shards[save.identity.rank], number = save.identity.shard, save.identity.shards
-    return {shards[rank] for rank in ranks} if shards.keys() >= set(ranks) else set(range(number))
+    if ranks is None or not shards.keys() >= set(ranks):
+        return set(range(number))
+    return {shards[rank] for rank in ranks}
 
 
 class _Found:
@@ -210,7 +222,8 @@ async def _fetch(hosts: Hosts, directory: Path, start: int) -> Fetched | None:
                 if not saves.known:  # what is here as well is nothing that could be fetched
                     held[host] = _parse(data)
     sizes: list[int] = []
-    while needed := wanted(held, hosts.index, hosts.all[hosts.index].ranks, hosts.kept):
+    ranks, world_size = hosts.all[hosts.index].ranks, sum(len(host.ranks) for host in hosts.all)
+    while needed := wanted(held, hosts.index, ranks, hosts.kept, world_size=world_size):
         step = needed[0].save.step
         folders.open_directory(directory, needed[0].save.identity.job)
         for one in needed:

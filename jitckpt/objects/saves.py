@@ -152,8 +152,12 @@ class ObjectSaves:
         self.check()
         self.bucket.delete(name_of(key, name) for name in (layout.METADATA_FILE, *files))
 
-    def fetch(self, directory: Path, ranks: Collection[int]) -> Downloaded | None:
+    def fetch(
+        self, directory: Path, ranks: Collection[int], world_size: int | None = None
+    ) -> Downloaded | None:
         """Copy back what these ranks lack in the directory to go on from the newest step; None for nothing.
+
+        world_size: as for `wanted`.
 
         What comes damaged is passed over, for a replica's save or an older step. The directory is told where
         the starts went on that are noted there.
@@ -163,7 +167,7 @@ class ObjectSaves:
         here = [record.metadata for record in folders.find(directory) if record.metadata]
         there = list(self._newest_whole())
         sizes: list[int] = []
-        while needed := wanted({0: here, 1: there}, 0, ranks):
+        while needed := wanted({0: here, 1: there}, 0, ranks, world_size=world_size):
             folders.open_directory(directory, needed[0].save.identity.job)
             for save in (one.save for one in needed):
                 try:

@@ -72,6 +72,18 @@ def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
     assert digests(result.out) == digests(undisturbed.out)
 
 
+def test_another_number_of_ranks_goes_on_from_the_store(launcher: Launcher, door: Door) -> None:
+    """Each rank cuts its shard anew out of all that the store has."""
+    four = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0"]
+    saved = launcher.run(*four, *SAVED, TRAINING, "full", "--save-every", "2", "--steps", "5")
+    assert saved.status == 0, saved.err
+    shutil.rmtree(launcher.directory / "ckpt")
+    result = launcher.run(*RUN, *SAVED, "--reshard", TRAINING, "full", "--save-every", "2", "--steps", "7")
+    assert result.status == 0, result.err
+    assert f"step 4 has come from {PLACE}" in result.err
+    assert [event["step"] for event in events(launcher, "restored")] == [4, 4]
+
+
 def test_a_store_that_is_away_holds_up_no_training(launcher: Launcher, door: Door) -> None:
     first = launcher.run(*RUN, *SAVED, TRAINING, "replicated", "--save-every", "4")
     assert first.status == 0, first.err

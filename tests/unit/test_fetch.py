@@ -84,6 +84,13 @@ def test_a_host_fetches_the_shards_of_its_own_ranks_alone() -> None:
     assert set(wanted(held, 2, [2])) == both, "no save says which shard rank 2 holds"
 
 
+def test_a_job_of_another_number_of_ranks_needs_all_shards_on_each_host() -> None:
+    """Its ranks cut their own out of them."""
+    four = [save(5, "rank", rank, 4) for rank in range(4)]
+    assert {one.save for one in wanted({0: four, 1: []}, 1, [1], world_size=2)} == {*four}
+    assert wanted({0: four, 1: []}, 1, [1], world_size=4) == (Fetch(0, four[1]),)
+
+
 def test_saves_of_different_jobs_are_not_mixed() -> None:
     assert wanted({0: [save(5, "rank", 0, 2)], 1: [save(5, "rank", 1, 2, "other")]}, 0, [0, 1]) == ()
 
