@@ -9,7 +9,7 @@ scheduler's step) belongs to that next step: a restart begins it again, with all
 import dis
 import sys
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import starmap
 from types import CodeType, FrameType
 from typing import Any
@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt._seen import Seen
 from jitckpt.data import chosen_samples, counted, dealing, left_loops, made_in_loop, progress_bars
-from jitckpt.data.between_loops import BetweenLoops, Head, saved_stretches
+from jitckpt.data.between_loops import BetweenLoops, Head, Stretch, saved_stretches
 from jitckpt.data.data_pass import Loader, Pass, PassState
 from jitckpt.data.generators import Generators, samplers
 from jitckpt.encoding import tree_codec
@@ -67,6 +67,22 @@ DROPPED = (
 )
 
 
+class Epochs:
+    """Hears of the script's loops over epochs, each by its number."""
+
+    def begins(self, frame: FrameType) -> None:
+        """The script is given an epoch, in this frame."""
+
+    def goes_on(self) -> None:
+        """It is about to be given the epoch in which a restart goes on, behind its top."""
+
+    def ended(self, loop: int) -> None:
+        """It has run through a loop, or left it."""
+
+    def passed_by(self, loop: int) -> None:
+        """A restart is at the end of a loop that it does not go through again."""
+
+
 class Loop:
     """Where the loops are, as a part of the rank-local state, and how they go on from there."""
 
@@ -79,7 +95,7 @@ class Loop:
         put_back: Callable[[], None],
         warn: Callable[[str], None],
         asked: Callable[[FrameType], None] = lambda frame: None,
-        epoch_begins: Callable[[FrameType], None] = lambda frame: None,
+        epochs: "Epochs | None" = None,
         pass_begins: Callable[[], None] = lambda: None,
         drawn: Callable[[int], None] = lambda number: None,
         at_last: Callable[[Asked, bool], None] = lambda asked, is_known: None,
@@ -92,8 +108,8 @@ class Loop:
         None where it does not ask, but comes to a loop's end. It returns whether optimizer steps have been
         made since the last one. write_again: write what this rank alone knows after the last step once more.
         put_back: put the state back that the job was restored to, whatever the script has done since the loop
-        began. asked: it has asked, in this frame, and had made no steps. epoch_begins: it is given an epoch;
-        pass_begins: its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch.
+        began. asked: it has asked, in this frame, and had made no steps. epochs: hears of them. pass_begins:
+        its own loop begins a pass. drawn: it is given a batch, of that pass of the epoch.
         at_last: it is at a loop's end, as boundary will say, or may be (not known); it asks there.
         loop_ended: it was, with nothing done since the last optimizer step. passed_by: in a restart, at the
         end of a loop before the one that goes on. head: looks at what it computes outside of its loops.
@@ -102,7 +118,7 @@ class Loop:
         self.last_boundary = 0  # step whose state was written again, once the script had gone on from it
         self._begins, self._boundary, self._write_again = begins, boundary, write_again
         self._put_back, self._warn, self._asked = put_back, warn, asked
-        self._epoch_begins, self._pass_begins, self._drawn = epoch_begins, pass_begins, drawn
+        self._of_epochs, self._pass_begins, self._drawn = epochs or Epochs(), pass_begins, drawn
         self._at_last, self._loop_ended, self._passed_by = at_last, loop_ended, passed_by
         self._between = BetweenLoops(head, warn)
         self._host = Generators()
@@ -115,7 +131,7 @@ class Loop:
         self._epoch_loops_begun = self._step_loops_begun = 0  # in this process
         self._dropped: list[PassState] = []  # whose iterators went, and nobody knows yet whether by a failure
         self._given_outside = False  # the newest batch was asked for outside of a loop over steps
-        self._went_on = False
+        self._went_on = self._restored = False
         self._driven: Iterator[int] | None = None
         self._said: set[str] = set()
         self._passes: list[PassState] = []  # of this epoch, in the order in which they began
@@ -195,6 +211,7 @@ class Loop:
         self._begin()
         begun, self._epoch_loops_begun = self._epoch_loops_begun, self._epoch_loops_begun + 1
         if begun < self._epoch_loop:
+            self._of_epochs.passed_by(begun)
             return  # it was at its end before the failure
         if begun > self._epoch_loop:
             self._epoch_loop = begun
@@ -204,18 +221,26 @@ class Loop:
         if is_between and self._driven is None and not self._went_on:  # each epoch is one minibatch
             self._put_back()
             self._went_on = True
+        elif self._restored:
+            self._of_epochs.goes_on()
+        self._restored = False
         try:
             for epoch in range(self._epoch, number):
                 frame = (scripts or sys._getframe(1)) if self._driven is None else None
                 if frame is not None:
-                    self._epoch_begins(frame)
+                    self._of_epochs.begins(frame)
                 self._between.begins(frame)
                 yield epoch
                 if any(not one.ended for one in self._passes):
                     self._warn(NOT_ENDED.format(epoch=epoch))
                 self._begin_epoch(epoch + 1)
                 self._reached()
+            self._of_epochs.ended(begun)
             self._between.begins()
+        except GeneratorExit:
+            if _who_leaves() is not None:
+                self._of_epochs.ended(begun)
+            raise
         finally:
             self._in_epochs = False
 
@@ -417,22 +442,6 @@ class Loop:
             [len(self._passes), len(stretches)],
             [(one.seed, [*one.at_start], [*one.now], one.dealt, one.before, one.number) for one in kept],
         )
-        pieces = [
-            (f"loop.between.{number}.{name}", data)
-            for number, one in enumerate(stretches)
-            for name, data in (("drawn", one.drawn_from), ("said", one.said))
-        ] + [
-            (f"loop.{number}.{name}", data)
-            for number, one in enumerate(kept)
-            for name, data in (
-                ("begun", one.begun),
-                ("own", one.own),
-                ("ahead", one.ahead),
-                ("chosen", one.chosen),
-                *((f"start.{worker}", data) for worker, data in one.at_start.items()),
-                *((f"now.{worker}", data) for worker, data in one.now.items()),
-            )
-        ]
         if structure != self._structure:
             self._structure = structure
             trees, count = [*starmap(_tree_of, enumerate(kept))], len(self._passes)
@@ -443,7 +452,7 @@ class Loop:
                 "previous": trees[count:],
             }
         tensors = {}
-        for name, data in pieces:
+        for name, data in _pieces(kept, stretches):
             known = self._tensors.get(name)
             if known is None or known[0] is not data:
                 known = data, torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else _EMPTY
@@ -492,6 +501,7 @@ class Loop:
         of_others: another number of ranks was at work when it was called.
         Returns whether it is known that nothing is missing of what this rank did after the optimizer step.
         """
+        self._restored = True
         numbers = own["numbers"].tolist()
         self._iteration, self._left, self._epoch = numbers[_ITERATION], bool(numbers[_LEFT]), numbers[_EPOCH]
         if has_loops := (len(numbers) - _FIRST) % _OF_A_PASS:
@@ -714,6 +724,21 @@ def _set_epoch(loader: Iterable[Any], epoch: int) -> None:
 
 def _epoch_of(sampler: Any) -> Any:
     return getattr(sampler, "epoch", None)
+
+
+def _pieces(kept: Sequence[PassState], stretches: Sequence[Stretch]) -> Iterator[tuple[str, bytes]]:
+    """Yield what else is kept of passes and of stretches between two, by names."""
+    for number, stretch in enumerate(stretches):
+        yield f"loop.between.{number}.drawn", stretch.drawn_from
+        yield f"loop.between.{number}.said", stretch.said
+    for number, one in enumerate(kept):
+        yield f"loop.{number}.begun", one.begun
+        yield f"loop.{number}.own", one.own
+        yield f"loop.{number}.ahead", one.ahead
+        yield f"loop.{number}.chosen", one.chosen
+        for moment, states in (("start", one.at_start), ("now", one.now)):
+            for worker, data in states.items():
+                yield f"loop.{number}.{moment}.{worker}", data
 
 
 def _numbers_of(numbers: list[int], at: int) -> list[int]:

@@ -1,7 +1,7 @@
-"""What variables were as the earlier loops of an epoch ended.
+"""What variables were as an epoch began, and as the earlier loops of it, and over epochs, ended.
 
-A restart goes through the epoch again, and through the loops that were done without an iteration; what the
-code behind them reads is as the loop had left it, and not as a later one has.
+A restart goes through the epoch again, and through the loops that were done without an iteration. What its
+top reads is as it was there; what the code behind a loop reads as that had left it, and no later one.
 """
 
 from collections.abc import Mapping
@@ -11,18 +11,20 @@ from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, to_json
 
 PART = "earlier_loops"
-MOST_BYTES = 1_000_000  # of all loops of an epoch
+TOP = "top"  # of an epoch
+OVER_EPOCHS = "epochs "  # and the number of such a loop
+MOST_BYTES = 1_000_000
 TOO_MUCH = (
-    "What the script's variables were behind each loop over minibatches of one epoch has grown beyond "
-    f"{MOST_BYTES // 1000} kB. After a failure in a later loop of that epoch the code behind this one finds "
-    "them as the script sets them before it. Give job.epochs more and shorter epochs."
+    "What the script's variables were at an epoch's top and behind each loop has grown beyond "
+    f"{MOST_BYTES // 1000} kB. After a failure further on in that epoch the code there finds them as the "
+    "script sets them before it. Give job.epochs more and shorter epochs."
 )
 
 Values = Mapping[str, Mapping[str, Any]]  # by places and names
 
 
 class EarlierLoops:
-    """Told as a loop ends; loops are known by their numbers in the epoch, as text."""
+    """Told as a loop ends; loops are known by their numbers in the epoch, as text, or by these words."""
 
     def __init__(self) -> None:
         self._told: dict[str, Values] = {}
@@ -40,9 +42,9 @@ class EarlierLoops:
 
     def begin_epoch(self) -> None:
         """No loop of the new epoch has ended."""
-        if self._told:
-            self._told = {}
-            self._captured = Encoded({}, {})
+        if any(not loop.startswith(OVER_EPOCHS) for loop in self._told):
+            self._told = {loop: of for loop, of in self._told.items() if loop.startswith(OVER_EPOCHS)}
+            self._captured = tree_codec.encode(self._told, PART)
 
     def of(self, loop: str) -> Values:
         """Return what was noted of a loop of this epoch."""

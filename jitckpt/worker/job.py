@@ -44,6 +44,7 @@ from jitckpt.worker.restored_state import RestoredState
 from jitckpt.worker.saving.history import History
 from jitckpt.worker.saving.periodic import PeriodicSettings
 from jitckpt.worker.saving.saver import SaveFunction
+from jitckpt.worker.scripts_epochs import ScriptsEpochs
 from jitckpt.worker.scripts_state import ScriptsState
 from jitckpt.worker.steps_ahead import max_ahead
 from jitckpt.worker.unprotected import Unprotected
@@ -301,7 +302,7 @@ class Job:
             put_back=self._put_back,
             warn=self._reporter.warn_on_first,
             asked=self._script.variables.loop_begins,
-            epoch_begins=self._script.variables_of_epochs.look,
+            epochs=ScriptsEpochs(self._script),
             pass_begins=self._script.pass_begins,
             drawn=self._batch_drawn,
             at_last=self._script.keep_what_is_read_behind,

@@ -102,10 +102,23 @@ class ScriptsState:
         if self._keeper is not None:
             self._keeper.loop_ended()
 
-    def put_behind(self) -> None:
-        """A restart is at the end of a loop that it passes by, and that is not where it goes on."""
+    def put_behind(self, place: str | None = None) -> None:
+        """A restart is at the end of a loop that it passes by, and that is not where it goes on.
+
+        place: as VariableKeeper.put_behind has it.
+        """
         if self._keeper is not None:
-            self._keeper.put_behind(sys._getframe(1))
+            self._keeper.put_behind(sys._getframe(1), place)
+
+    def epoch_begins(self, frame: FrameType) -> None:
+        self.variables_of_epochs.look(frame)
+        if self._keeper is not None:
+            self._keeper.note_at(sys._getframe(1))
+
+    def note_at(self, place: str) -> None:
+        """Keep what there is behind a loop over epochs, for who passes by it."""
+        if self._keeper is not None:
+            self._keeper.note_at(sys._getframe(1), place)
 
     def pass_begins(self) -> None:
         """The script begins a pass over its batches, perhaps in a loop over epochs that nobody knows."""

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.state import plain_values
+from jitckpt.state.earlier_loops import TOP
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow, place_inside, where
 from jitckpt.worker.carried_names import set_behind
 from jitckpt.worker.frames import frames_that_ask, is_scripts, names_of, place_of
@@ -65,6 +66,7 @@ class VariableKeeper:
         self._is_end_known = False  # it is there
         self._followed: set[tuple[CodeType, frozenset[str]]] = set()  # all that is read there
         self._named: set[str] = set()
+        self._noted_epoch: tuple[int, ...] = ()  # whose top was noted last
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
         """Learn what names lead to which no frame has: the place of each, and its name there."""
@@ -112,9 +114,30 @@ class VariableKeeper:
             self._named.add(text)
             self._warn(text)
 
-    def put_behind(self, frame: FrameType | None) -> None:
-        """Set what is kept as it was behind a loop that a restart passes by, somewhere below this frame."""
-        if self._is_off or not (values := self._kept.earlier.of(_loop_of(self._of_round()))):
+    def note_at(self, frame: FrameType | None, loop: str = TOP) -> None:
+        """Keep what there is at an epoch's top, or behind a loop over epochs, somewhere below this frame."""
+        if self._is_off or self._kept.is_empty:
+            return
+        try:
+            if loop == TOP:
+                self._noted_epoch = tuple(self._of_round()[:EPOCH])
+                self._kept.earlier.begin_epoch()
+            frames = _frames(frame)
+            scopes = self._scopes(frames)
+            with self._kept.looking(scopes, _objects(scopes)):
+                self._kept.look(scopes, self._built(frames))
+            if text := self._kept.note_loop(loop):
+                self._name_once(text)
+        except Exception as error:
+            self._give_up(error)
+
+    def put_behind(self, frame: FrameType | None, loop: str | None = None) -> None:
+        """Set what is kept as it was there, somewhere below this frame.
+
+        loop: which a restart passes by; None: the one that it is at. TOP: the epoch's top, that comes again.
+        """
+        loop = _loop_of(self._of_round()) if loop is None else loop
+        if self._is_off or not (values := self._kept.earlier.of(loop)):
             return
         try:
             frames = _frames(frame)
@@ -153,7 +176,7 @@ class VariableKeeper:
         try:
             before, self._round = self._round, self._of_round()
             is_new_round = self._round != before
-            if before and self._round[:EPOCH] != before[:EPOCH]:
+            if before and self._round[:EPOCH] not in (before[:EPOCH], self._noted_epoch):
                 self._kept.earlier.begin_epoch()
             frames = _frames(frame)
             if is_new_round:
