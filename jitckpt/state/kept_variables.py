@@ -165,6 +165,7 @@ class KeptVariables:
     def _follow(self, place: str, name: str, value: object) -> None:
         self._begin(place)
         if name in self._names[place]:
+            self._aliases.pop((place, name), None)
             return
         self._values[place][name] = value
         self._attributes.begin_with(place, name)
@@ -369,12 +370,17 @@ class KeptVariables:
         values.update({name: scope[name] for name in names})
 
     def _follow_parted(self, scopes: Scopes) -> None:
-        """Keep the other names of what was kept under one name, once they have another object than that."""
+        """Keep the other names of what was kept under one name, once they have another object than that.
+
+        Or once both have another one than the script has built, which a restart gives to both by their names.
+        """
         for (place, name), (there, called) in [*self._aliases.items()]:
             if name in scopes.get(place, ()) and called in scopes.get(there, ()):
                 value = scopes[place][name]
                 if value is not scopes[there][called]:
                     self.follow(place, name, value)
+                elif not self._attributes.is_built(there, called, value):
+                    self._follow(place, name, value)
 
     def _other_name(self, place: str, name: str, value: object) -> tuple[str, str] | None:
         """Return where a value that can be changed in its place is kept as another variable's, too."""

@@ -479,6 +479,10 @@ class PlainAttributes:
         """Whether it is still the object that the script has built."""
         return plain_values.is_held(self._built.get(key, {}).get(()), value)
 
+    def is_built(self, path: str, name: str, value: object) -> bool:
+        """Whether an attribute with this value still has the object that the script has built."""
+        return self._is_built((path, name), value)
+
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""
         self._leave(key)

@@ -1097,3 +1097,33 @@ def test_a_loop_that_a_restart_passes_by_leaves_what_it_had_left(*, is_known: bo
     after._round = (0, 1, 5)  # of another epoch
     after.take(sys._getframe())
     assert not after.kept.earlier.of("0")
+
+
+def test_two_names_of_one_object_that_are_both_set_anew_are_both_kept() -> None:
+    """As `observation = environment.reset()` is, which gives the environment's own."""
+
+    def training(boundary: Boundary) -> list[Any]:
+        environment = SimpleNamespace(state=[100.0])
+        observation = environment.state
+        one = torch.zeros(2)
+        other = one
+        first = {"inside": [0]}
+        inside = first["inside"]
+        step = boundary(sys._getframe(), 0)
+        while step < 6:
+            environment.state = [environment.state[0] + 1]
+            observation = environment.state
+            one = one + 1
+            other = one
+            if step == 2:
+                first["inside"] = inside = [7]
+            inside.append(step)
+            observation.append(step)
+            step = boundary(sys._getframe(), step + 1)
+        observation.append("both")
+        other += 1
+        return [observation, environment.state, one.tolist(), other.tolist(), first, inside]
+
+    names = "environment.state observation one other first inside"
+    equal_from_each_step(training, names, 6)
+    equal_from_each_step(training, "inside first other one observation environment.state", 6)
