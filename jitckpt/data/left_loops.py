@@ -14,9 +14,9 @@ from types import CodeType, FrameType
 
 ForStatement = tuple[CodeType, int]  # its code, and where in it the next minibatch is asked for
 GOES_ELSEWHERE = (
-    "A loop over minibatches was left by `return`, or by `break` with an `else` behind the loop. A restart "
-    "that passes by it comes out at the loop's end, as if it had run to its end: it does what stands there, "
-    "and in a loop around it goes on. Leave it by `break` alone, and have a variable say what is to follow."
+    "A loop over epochs or minibatches was left by `return`, or by `break` with an `else` behind the loop. A "
+    "restart that passes by it comes out at the loop's end, as if it had run to its end: it does what stands "
+    "there, and in a loop around it goes on. Leave it by `break` alone, and have a variable say what follows."
 )
 _LETS_GO = ("POP_TOP", "POP_ITER")  # of the iterator
 _CLEANS_UP = ("END_FOR",) + (_LETS_GO if sys.version_info >= (3, 13) else ())

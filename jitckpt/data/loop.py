@@ -76,8 +76,8 @@ class Epochs:
     def goes_on(self) -> None:
         """It is about to be given the epoch in which a restart goes on, behind its top."""
 
-    def ended(self, loop: int) -> None:
-        """It has run through a loop, or left it."""
+    def ended(self, loop: int, asked: Asked | None) -> None:
+        """It has run through a loop, or left it. asked: where its for statement asks for an epoch."""
 
     def passed_by(self, loop: int) -> None:
         """A restart is at the end of a loop that it does not go through again."""
@@ -193,8 +193,7 @@ class Loop:
                 self._reached()
                 self._left, self._in_steps = True, False
                 self._ended()
-                if left_loops.goes_elsewhere(leaves, asks):
-                    self.warn_once(left_loops.GOES_ELSEWHERE)
+                _name_elsewhere(self, leaves, asks)
             raise
         finally:
             self._in_steps = False
@@ -223,10 +222,11 @@ class Loop:
             self._went_on = True
         elif self._restored:
             self._of_epochs.goes_on()
-        self._restored = False
+        self._restored, asks = False, None
         try:
             for epoch in range(self._epoch, number):
                 frame = (scripts or sys._getframe(1)) if self._driven is None else None
+                asks = left_loops.for_statement(frame)
                 if frame is not None:
                     self._of_epochs.begins(frame)
                 self._between.begins(frame)
@@ -235,11 +235,12 @@ class Loop:
                     self._warn(NOT_ENDED.format(epoch=epoch))
                 self._begin_epoch(epoch + 1)
                 self._reached()
-            self._of_epochs.ended(begun)
+            self._of_epochs.ended(begun, asks)
             self._between.begins()
         except GeneratorExit:
-            if _who_leaves() is not None:
-                self._of_epochs.ended(begun)
+            if (leaves := _who_leaves()) is not None:
+                self._of_epochs.ended(begun, asks)
+                _name_elsewhere(self, leaves, asks)
             raise
         finally:
             self._in_epochs = False
@@ -275,9 +276,12 @@ class Loop:
         self.is_at_end = one is not None and one.is_at_last
         self._reached()
 
-    def go_on_now(self) -> None:
-        """Put the state back here, and not with the first batch: what comes now belongs to the next step."""
-        if self._goes_on_at is not None:
+    def go_on_now(self, number: int | None = None) -> None:
+        """Put the state back here, and not with the first batch: what comes now belongs to the next step.
+
+        number: if it is that pass in which it would be.
+        """
+        if self._goes_on_at is not None and number in (None, self._goes_on_at):
             self._goes_on_at = None
             self._put_back()
 
@@ -682,11 +686,12 @@ class Iteration:
         if self._pass is not None and not self._pass.state.ended:
             if (leaves := _who_leaves()) is not None:
                 self._loop.leave(self._pass, self._asked)
-                if left_loops.goes_elsewhere(leaves, self._asks):
-                    self._loop.warn_once(left_loops.GOES_ELSEWHERE)
+                _name_elsewhere(self._loop, leaves, self._asks)
             else:
                 self._loop.drop(self._pass)
             self._pass.drop()
+        elif self._pass is not None and _who_leaves() is not None:
+            self._loop.go_on_now(self._number)  # zip() was at its end, and asked nothing of this one
 
 
 def _is_collected(frame: FrameType) -> bool:
@@ -707,6 +712,12 @@ def _who_leaves() -> FrameType | None:
     while frame is not None and _doing(frame) in _IN_A_GENERATOR:
         frame = frame.f_back  # a generator around ours is closed
     return frame if frame is not None and _doing(frame) in _LEAVING else None
+
+
+def _name_elsewhere(loop: Loop, leaves: FrameType, asks: left_loops.ForStatement | None) -> None:
+    """Warn if the loop that this frame leaves goes on at another place than its end."""
+    if left_loops.goes_elsewhere(leaves, asks):
+        loop.warn_once(left_loops.GOES_ELSEWHERE)
 
 
 def _doing(frame: FrameType) -> str:

@@ -379,7 +379,7 @@ class KeptVariables:
                 value = scopes[place][name]
                 if value is not scopes[there][called]:
                     self.follow(place, name, value)
-                elif not self._attributes.is_built(there, called, value):
+                elif not self._attributes.is_built((there, called), value):
                     self._follow(place, name, value)
 
     def _other_name(self, place: str, name: str, value: object) -> tuple[str, str] | None:

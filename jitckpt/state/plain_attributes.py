@@ -179,7 +179,7 @@ class PlainAttributes:
         for name in names:
             key = (path, name)
             value = values.get(name)
-            if key not in self._marks or type(value) in SCALARS or self._is_built(key, value):
+            if key not in self._marks or type(value) in SCALARS or self.is_built(key, value):
                 continue
             walk = plain_values.Marks(set())
             with suppress(NotPlain, TooMuch):
@@ -460,7 +460,7 @@ class PlainAttributes:
             if type(value) in SCALARS:
                 continue
             if plain_values.is_changeable(value):
-                names[id(value)][key] = self._is_built(key, value)
+                names[id(value)][key] = self.is_built(key, value)
             elif plain_values.is_object(value) and self._marks.get(key) is not _NOT_PLAIN:
                 objects.setdefault(id(value), key)
         same: dict[Key, Key] = {}
@@ -475,13 +475,9 @@ class PlainAttributes:
             self._marks[key] = _UNKNOWN
         self._same = same
 
-    def _is_built(self, key: Key, value: object) -> bool:
+    def is_built(self, key: Key, value: object) -> bool:
         """Whether it is still the object that the script has built."""
         return plain_values.is_held(self._built.get(key, {}).get(()), value)
-
-    def is_built(self, path: str, name: str, value: object) -> bool:
-        """Whether an attribute with this value still has the object that the script has built."""
-        return self._is_built((path, name), value)
 
     def _drop(self, key: Key, value: object) -> None:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""

@@ -2,7 +2,7 @@
 
 from types import FrameType
 
-from jitckpt.data.loop import Epochs
+from jitckpt.data.loop import Asked, Epochs
 from jitckpt.state.earlier_loops import OVER_EPOCHS, TOP
 from jitckpt.worker.scripts_state import ScriptsState
 
@@ -10,14 +10,21 @@ from jitckpt.worker.scripts_state import ScriptsState
 class ScriptsEpochs(Epochs):
     def __init__(self, script: ScriptsState) -> None:
         self._script = script
+        self._goes_on = False
 
     def begins(self, frame: FrameType) -> None:
-        self._script.epoch_begins(frame)
+        self._script.variables_of_epochs.look(frame)
+        if not self._goes_on:  # else that was noted of this epoch, and its loops, before the failure
+            self._script.note_at(TOP)
+        self._goes_on = False
 
     def goes_on(self) -> None:
         self._script.put_behind(TOP)
+        self._goes_on = True
 
-    def ended(self, loop: int) -> None:
+    def ended(self, loop: int, asked: Asked | None) -> None:
+        if asked is not None:
+            self._script.keep_what_is_read_behind(asked, True)
         self._script.note_at(f"{OVER_EPOCHS}{loop}")
 
     def passed_by(self, loop: int) -> None:

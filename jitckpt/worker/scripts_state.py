@@ -110,13 +110,8 @@ class ScriptsState:
         if self._keeper is not None:
             self._keeper.put_behind(sys._getframe(1), place)
 
-    def epoch_begins(self, frame: FrameType) -> None:
-        self.variables_of_epochs.look(frame)
-        if self._keeper is not None:
-            self._keeper.note_at(sys._getframe(1))
-
     def note_at(self, place: str) -> None:
-        """Keep what there is behind a loop over epochs, for who passes by it."""
+        """Keep what there is at an epoch's top, or behind a loop over epochs, for a restart that comes by."""
         if self._keeper is not None:
             self._keeper.note_at(sys._getframe(1), place)
 

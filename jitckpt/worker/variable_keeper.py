@@ -114,7 +114,7 @@ class VariableKeeper:
             self._named.add(text)
             self._warn(text)
 
-    def note_at(self, frame: FrameType | None, loop: str = TOP) -> None:
+    def note_at(self, frame: FrameType | None, loop: str) -> None:
         """Keep what there is at an epoch's top, or behind a loop over epochs, somewhere below this frame."""
         if self._is_off or self._kept.is_empty:
             return
@@ -124,6 +124,7 @@ class VariableKeeper:
                 self._kept.earlier.begin_epoch()
             frames = _frames(frame)
             scopes = self._scopes(frames)
+            self._kept.is_at_last, self._is_at_last = True, False
             with self._kept.looking(scopes, _objects(scopes)):
                 self._kept.look(scopes, self._built(frames))
             if text := self._kept.note_loop(loop):

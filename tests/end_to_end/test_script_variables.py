@@ -187,6 +187,49 @@ def test_a_restart_in_a_later_loop_of_an_epoch_finds_what_those_before_had_left(
     assert_goes_on(launcher, LATER, "1 steps 12 0 other 31 1 one 40", unsaid="no save holds")
 
 
+PHASES = """
+def step(x, y):
+    loss = cross_entropy(model(x.cuda()), y.cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def fit(phase, loader):
+    best, losses = float("inf"), []
+    for epoch in job.epochs(3):
+        if epoch > 0 and losses[-1] > 0.1:
+            for group in optimizer.param_groups:
+                group["lr"] *= 0.9
+        total = 0.0
+        for number, (x, y) in enumerate(job.batches(loader)):
+            at(phase, 10 * epoch + number)
+            total += step(x, y)
+        losses.append(total)
+        best = min(best, total)
+        at(f"end of {phase}", epoch)
+    return best, epoch, losses
+
+
+model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+optimizer = torch.optim.SGD(model.parameters(), 0.05, momentum=0.9)
+job = jitckpt.init(model=model, optimizer=optimizer)
+results = {phase: fit(phase, DataLoader(data, 12, shuffle=True)) for phase in ("one", "other")}
+for phase in ("third", "last"):
+    results[phase] = fit(phase, DataLoader(data, 8, shuffle=True))
+end(model, [results, optimizer.param_groups[0]["lr"]])
+"""
+
+
+def test_the_top_of_an_epoch_and_the_code_behind_epochs_find_what_those_before_had_left(
+    launcher: Launcher,
+) -> None:
+    """A restart does an epoch's top again, and passes by the loops over epochs that were done."""
+    deaths = "1 one 21 0 other 11 1 third 22 0 last 10 1 last 21"
+    assert_goes_on(launcher, PHASES, deaths, unsaid="no save holds")
+
+
 RELOADING = """
 import copy, functools
 from dataclasses import dataclass

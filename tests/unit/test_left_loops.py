@@ -133,7 +133,7 @@ ELSEWHERE = [past_else, past_else_in_another, returns, returns_out_of_both]
 
 
 @pytest.mark.parametrize("leaves", [*AT_THE_END, *ELSEWHERE])
-@pytest.mark.parametrize("form", ["batches", "generator", "steps"])
+@pytest.mark.parametrize("form", ["batches", "generator", "steps", "epochs"])
 def test_a_loop_that_is_left_for_another_place_than_its_end_is_named(
     leaves: Callable[[Batches], object], form: str
 ) -> None:
@@ -144,6 +144,7 @@ def test_a_loop_that_is_left_for_another_place_than_its_end_is_named(
         "batches": lambda: loop.batches(loader),
         "generator": lambda: around(loop.batches(loader)),
         "steps": lambda: loop.steps(4),
+        "epochs": lambda: loop.epochs(4),
     }
     leaves(forms[form])
     assert told == [GOES_ELSEWHERE] * (leaves in ELSEWHERE)
