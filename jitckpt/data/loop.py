@@ -61,9 +61,10 @@ STEPS_IN_BATCHES = (
 
 
 DROPPED = (
-    "A loop over job.batches was dropped before its end, and not left with break. It counts as left from "
-    "here on, so a restart later in this epoch gets no batch of it. To look at a batch, take it of the "
-    "loader itself: next(iter(loader))."
+    "A loop over job.batches was dropped before its end, and not left with break: by an exception that was "
+    "caught outside of it, or since a batch was only looked at. It counts as left from here on, so a restart "
+    "later in this epoch gets no batch of it, and does not do what followed the exception. Leave a loop with "
+    "break, and have a variable say why. To look at a batch, take it of the loader: next(iter(loader))."
 )
 
 

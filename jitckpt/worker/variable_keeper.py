@@ -26,6 +26,10 @@ NOT_KEPT_BEHIND = (
     "{kind}, which is not plain or too large). If a failure comes after the last minibatch, and before the "
     "first one of the next loop, the restart comes there without it. Read in the loop what you need of it."
 )
+ANOTHER_CLASS = (
+    "{0} has become a {1}, and was a {2}: no save holds which it is, so after a failure it is what the "
+    "script builds. Choose it anew at the top of each epoch or step, by its number or a kept variable."
+)
 SHOWN = 8  # names
 EPOCH = 2  # so many of a round's numbers tell which epoch it is
 
@@ -66,6 +70,7 @@ class VariableKeeper:
         self._is_end_known = False  # it is there
         self._followed: set[tuple[CodeType, frozenset[str]]] = set()  # all that is read there
         self._named: set[str] = set()
+        self._kinds: dict[str, type] = {}  # of objects that others have made, as they were first
         self._noted_epoch: tuple[int, ...] = ()  # whose top was noted last
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
@@ -275,9 +280,24 @@ class VariableKeeper:
         """Return the variables of places that are there, and the attributes of objects that they have."""
         scopes = {place: _scope(of[0], place, clears=clears) for place, of in frames.items()}
         for place in self._kept.places():
-            if (found := _variables_at(place, scopes)) is not None:
+            if (found := _variables_at(place, scopes)) is not None and self._is_as_built(place, scopes):
                 scopes[place] = found
         return scopes
+
+    def _is_as_built(self, place: str, scopes: Mapping[str, dict[str, Any]]) -> bool:
+        """Whether an object that others have made is of the class that it had; else it is named.
+
+        What another class keeps would be put into the object that a restart builds.
+        """
+        path, scope = where(place).object, _outer_scope(place, scopes)
+        if not path or scope is None or plain_values.is_object(value := reach(scope, path)):
+            return True
+        kind = type(value)
+        if (known := self._kinds.setdefault(place, kind)) is kind:
+            return True
+        names = path, kind.__qualname__, known.__qualname__
+        self._name_once(ANOTHER_CLASS.format(*names))
+        return False
 
     def _find(self, frame: FrameType, name: str) -> _Variable | None:
         if name in self._elsewhere:

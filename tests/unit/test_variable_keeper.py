@@ -16,6 +16,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.encoding import packed
@@ -36,6 +37,7 @@ class Keeper(VariableKeeper):
         self.kept, self.round = KeptVariables(), 0
         self.said: list[str] = []
         self.warned: list[str] = []
+        self.saves: list[dict[str, dict[str, Any]]] = []
         super().__init__(self.kept, lambda: (0, 0, self.round), say=self.said.append, warn=self.warned.append)
 
     def saved(self) -> dict[str, dict[str, Any]]:
@@ -1127,3 +1129,34 @@ def test_two_names_of_one_object_that_are_both_set_anew_are_both_kept() -> None:
     names = "environment.state observation one other first inside"
     equal_from_each_step(training, names, 6)
     equal_from_each_step(training, "inside first other one observation environment.state", 6)
+
+
+def test_a_loss_of_another_class_is_named_and_not_put_into_the_one_that_a_restart_builds() -> None:
+    def training(keeper: Keeper) -> nn.Module:
+        frame = sys._getframe()
+        criterion: nn.Module = nn.CrossEntropyLoss()
+        keeper.follow(frame, ["criterion.label_smoothing", "criterion.ignore_index"])
+        if keeper.kept.places() and not keeper.kept.is_empty and keeper.saves:
+            keeper.put_back(frame)
+            return criterion
+        for step in range(4):
+            if step == 1:
+                criterion.label_smoothing = 0.5  # type: ignore[assignment]
+            if step == 2:
+                criterion = nn.MultiMarginLoss()
+            keeper.take(frame)
+            keeper.saves.append(keeper.saved())
+        return criterion
+
+    keeper = Keeper()
+    training(keeper)
+    assert [[*one.values()] for one in keeper.saves] == [[], [{"label_smoothing": 0.5}], [], []]
+    (said,) = keeper.warned
+    assert said.startswith(
+        "criterion has become a MultiMarginLoss, and was a CrossEntropyLoss: no save holds"
+    )
+    for saved, smoothing in ((keeper.saves[1], 0.5), (keeper.saves[3], 0.0)):
+        again = Keeper()
+        again.kept.restore(saved)
+        again.saves = keeper.saves
+        assert training(again).label_smoothing == smoothing
