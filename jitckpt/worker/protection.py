@@ -340,9 +340,10 @@ class Protection:
         """The loop goes on; whether a minibatch has ended by that."""
         return self._hooks.boundary()
 
+    @harmless
     def batch_drawn(self, number: int) -> None:
         """The loop was given a batch, of that pass of the epoch."""
-        self._lookouts.draws.batch_drawn(number)
+        self._lookouts.batch_drawn(number)
 
     @harmless
     def write_again(self) -> None:

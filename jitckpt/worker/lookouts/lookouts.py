@@ -9,6 +9,7 @@ from jitckpt.state.host_state import HostState, Shared
 from jitckpt.worker.lookouts.averages import Averages
 from jitckpt.worker.lookouts.draws import Draws
 from jitckpt.worker.lookouts.extra_changes import CHANGES_LATE, ExtraChanges
+from jitckpt.worker.lookouts.late_schedulers import LateSchedulers
 from jitckpt.worker.lookouts.left_gradients import LeftGradients
 from jitckpt.worker.lookouts.pruning import Pruning
 from jitckpt.worker.lookouts.stepped_by_script import SteppedByScript
@@ -53,6 +54,12 @@ class Lookouts:
         self._pruning = Pruning(model, warn_on_first)
         self._averages = Averages(host, loop, warn_once)
         self._gradients = LeftGradients(host, warn, warn_on_first)
+        self._late = LateSchedulers(host, warn_on_first)
+
+    def batch_drawn(self, number: int) -> None:
+        """The loop was given a batch, of that pass of the epoch."""
+        self.draws.batch_drawn(number)
+        self._late.batch_drawn(self._loop.epoch)
 
     def forward_begins(self, *, is_irregular: bool) -> None:
         """is_irregular: a scheduler is not stepped in every minibatch."""
