@@ -121,7 +121,7 @@ class VariableKeeper:
 
     def note_at(self, frame: FrameType | None, loop: str) -> None:
         """Keep what there is at an epoch's top, or behind a loop over epochs, somewhere below this frame."""
-        if self._is_off or self._kept.is_empty:
+        if self._is_off or self._kept.is_empty or not self._depth:  # nobody looks at what minibatches leave
             return
         try:
             if loop == TOP:

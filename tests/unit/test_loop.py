@@ -1370,7 +1370,7 @@ def test_a_batch_that_is_looked_at_ends_no_healthy_training() -> None:
 
     here = run(looked_at_first, build)
     assert here.told == run(looked_at_first, build, plain=True).told
-    assert "To look at a batch, take it of the loader itself" in here.warnings[0]
+    assert "To look at a batch, take it of the loader: next(iter(loader))" in here.warnings[0]
 
 
 def told_other_epochs(training: Training, loader: Any, plain: bool) -> None:
