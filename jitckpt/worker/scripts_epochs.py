@@ -24,7 +24,8 @@ class ScriptsEpochs(Epochs):
 
     def ended(self, loop: int, asked: Asked | None) -> None:
         if asked is not None:
-            self._script.keep_what_is_read_behind(asked, True)
+            # Its last epoch sets again what it sets, unless a later loop has begun by then.
+            self._script.keep_what_is_read_behind(asked, True, tells=False)
         self._script.note_at(f"{OVER_EPOCHS}{loop}")
 
     def passed_by(self, loop: int) -> None:

@@ -85,17 +85,17 @@ class ScriptsState:
             with suppress(Exception):
                 host.generators.follow(generators_from(sys._getframe(1), host.extra))
 
-    def keep_what_is_read_behind(self, asked: Asked, is_known: bool) -> None:
+    def keep_what_is_read_behind(self, asked: Asked, is_known: bool, *, tells: bool = True) -> None:
         """Keep what a loop of the job sets and the code behind it reads, such as the last loss.
 
         A restart at the loop's end comes there without an iteration. asked: where the script has asked for a
-        minibatch. is_known: it is at the loop's end; else it may be.
+        minibatch. is_known: it is at the loop's end; else it may be. tells: name what can't be kept.
         """
         if (keeper := self._keeper) is None:
             return
         for frame in frames_that_ask(sys._getframe(1))[-1:]:
             place = asked[1] if frame.f_code is asked[0] else frame.f_lasti
-            keeper.follow_behind(frame, read_behind(frame.f_code, place), is_known=is_known)
+            keeper.follow_behind(frame, read_behind(frame.f_code, place), is_known=is_known, tells=tells)
 
     def loop_ended(self) -> None:
         """A loop has ended behind the newest optimizer step."""

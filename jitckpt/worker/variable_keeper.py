@@ -87,10 +87,13 @@ class VariableKeeper:
                 if (variable := self._find(frame, name)) is not None:
                     follow(*variable)
 
-    def follow_behind(self, frame: FrameType, names: frozenset[str], *, is_known: bool) -> None:
+    def follow_behind(
+        self, frame: FrameType, names: frozenset[str], *, is_known: bool, tells: bool = True
+    ) -> None:
         """Keep what these names lead to, as the frame's loop is at its end: it is read behind that.
 
-        In other iterations it is not looked at. is_known: it is there, and not perhaps.
+        In other iterations it is not looked at. is_known: it is there, and not perhaps. tells: name what
+        can't be kept.
         """
         self._is_at_last, self._is_end_known = True, is_known
         followed = frame.f_code, names
@@ -100,18 +103,18 @@ class VariableKeeper:
         try:
             with self._kept.looking(self._scopes(_frames(frame))):
                 variables = [self._find(frame, name) for name in names]
-                are_kept = [self._follow_behind(one) for one in variables if one is not None]
+                are_kept = [self._follow_behind(one, tells) for one in variables if one is not None]
             if len(are_kept) == len(variables) and all(are_kept):
                 self._followed.add(followed)
         except Exception as error:
             self._give_up(error)
 
-    def _follow_behind(self, variable: _Variable) -> bool:
+    def _follow_behind(self, variable: _Variable, tells: bool) -> bool:
         self._kept.follow_behind(*variable)
-        if is_kept := self._kept.keeps(*variable):
-            return is_kept
-        kind = type(variable.value).__qualname__
-        self._name_once(NOT_KEPT_BEHIND.format(name=variable.name, kind=kind))
+        is_kept = self._kept.keeps(*variable)
+        if tells and not is_kept:
+            kind = type(variable.value).__qualname__
+            self._name_once(NOT_KEPT_BEHIND.format(name=variable.name, kind=kind))
         return is_kept
 
     def _name_once(self, text: str) -> None:
