@@ -283,23 +283,27 @@ class VariableKeeper:
         """Return the variables of places that are there, and the attributes of objects that they have."""
         scopes = {place: _scope(of[0], place, clears=clears) for place, of in frames.items()}
         for place in self._kept.places():
-            if (found := _variables_at(place, scopes)) is not None and self._is_as_built(place, scopes):
-                scopes[place] = found
+            scope, path = _outer_scope(place, scopes), where(place).object
+            if scope is not None and path:
+                value = reach(scope, path)
+                scope = held_by(value)
+                if scope is not None and not self._is_as_built(place, value):
+                    continue
+            if scope is not None:
+                scopes[place] = scope
         return scopes
 
-    def _is_as_built(self, place: str, scopes: Mapping[str, dict[str, Any]]) -> bool:
-        """Whether an object that others have made is of the class that it had; else it is named.
+    def _is_as_built(self, place: str, value: object) -> bool:
+        """Whether an object of a class that is not the script's has the class that it had; else it is named.
 
         What another class keeps would be put into the object that a restart builds.
         """
-        path, scope = where(place).object, _outer_scope(place, scopes)
-        if not path or scope is None or plain_values.is_object(value := reach(scope, path)):
-            return True
         kind = type(value)
-        if (known := self._kinds.setdefault(place, kind)) is kind:
+        known = self._kinds.setdefault(place, kind)
+        if known is kind or plain_values.is_object(value):
             return True
-        names = path, kind.__qualname__, known.__qualname__
-        self._name_once(ANOTHER_CLASS.format(*names))
+        name = where(place).object
+        self._name_once(ANOTHER_CLASS.format(name, kind.__qualname__, known.__qualname__))
         return False
 
     def _find(self, frame: FrameType, name: str) -> _Variable | None:

@@ -129,6 +129,15 @@ def test_what_is_read_behind_a_loop_is_there_after_a_failure_in_the_next_one(lau
     assert_goes_on(launcher, BEHIND, "1 stream 1 0 forward 10 1 forward 30", unsaid="no save holds")
 
 
+STEP = """
+def step(x, y):
+    loss = cross_entropy(model(x.cuda()), y.cuda())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
 LATER = """
 class Meter:
     def __init__(self):
@@ -136,14 +145,6 @@ class Meter:
 
     def add(self, value):
         self.sum, self.count = self.sum + value, self.count + 1
-
-
-def step(x, y):
-    loss = cross_entropy(model(x.cuda()), y.cuda())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
 
 
 def tasks(epoch):
@@ -184,18 +185,10 @@ end(model, [history])
 
 def test_a_restart_in_a_later_loop_of_an_epoch_finds_what_those_before_had_left(launcher: Launcher) -> None:
     """It passes by these without a batch, and does again what comes between them."""
-    assert_goes_on(launcher, LATER, "1 steps 12 0 other 31 1 one 40", unsaid="no save holds")
+    assert_goes_on(launcher, STEP + LATER, "1 steps 12 0 other 31 1 one 40", unsaid="no save holds")
 
 
 PHASES = """
-def step(x, y):
-    loss = cross_entropy(model(x.cuda()), y.cuda())
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    return loss.item()
-
-
 def fit(phase, loader):
     best, losses = float("inf"), []
     for epoch in job.epochs(3):
@@ -227,7 +220,7 @@ def test_the_top_of_an_epoch_and_the_code_behind_epochs_find_what_those_before_h
 ) -> None:
     """A restart does an epoch's top again, and passes by the loops over epochs that were done."""
     deaths = "1 one 21 0 other 11 1 third 22 0 last 10 1 last 21"
-    assert_goes_on(launcher, PHASES, deaths, unsaid="no save holds")
+    assert_goes_on(launcher, STEP + PHASES, deaths, unsaid="no save holds")
 
 
 RELOADING = """
