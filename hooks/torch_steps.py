@@ -256,5 +256,5 @@ def named_buffers(optimizers: list[Optimizer | None]) -> dict[str, Tensor]:
     ]
     for number, (_, root) in enumerate(sorted(told_apart, key=lambda one: one[0])):
         for name, buffer in root.named_buffers():
-            found[f"module.{number}.{name}"] = parallel.local(buffer)
+            found |= parallel.held(buffer, f"module.{number}.{name}")
     return found

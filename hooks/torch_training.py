@@ -24,6 +24,7 @@ from torch.utils.hooks import RemovableHandle
 
 from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.attached import Attached, AttachedMethod
+from jitckpt.hooks.steps_for_state import is_for_state
 from jitckpt.hooks.untraced import compiled_from, left_out, untraced
 from jitckpt.state.optimizer_state import inside
 
@@ -303,7 +304,7 @@ class TrainingHooks:
     def _begin(
         self, optimizer: Optimizer, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if captured_graphs.capturing and captured_graphs.is_now():
+        if (captured_graphs.capturing and captured_graphs.is_now()) or (kwargs and is_for_state(kwargs)):
             return None
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         self._entered[id(outer)] += 1
@@ -346,8 +347,8 @@ class TrainingHooks:
 
         return watched
 
-    def _end(self, optimizer: Optimizer, args: object = (), kwargs: object = None) -> None:
-        if captured_graphs.capturing and captured_graphs.is_now():
+    def _end(self, optimizer: Optimizer, args: object = (), kwargs: dict[str, Any] | None = None) -> None:
+        if (captured_graphs.capturing and captured_graphs.is_now()) or (kwargs and is_for_state(kwargs)):
             return
         outer = self._outer.get(id(optimizer), optimizer) if self._outer else optimizer
         # Of two calls one may have been left with an exception, or be that of the base class, with own hooks.
@@ -387,7 +388,7 @@ class TrainingHooks:
     def _begin_any(
         self, optimizer: Optimizer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if captured_graphs.capturing and captured_graphs.is_now():
+        if (captured_graphs.capturing and captured_graphs.is_now()) or (kwargs and is_for_state(kwargs)):
             return None
         if not self.watched:
             self._optimizers, self._first_step = [weakref.ref(optimizer)], self.step + 1
@@ -411,8 +412,8 @@ class TrainingHooks:
             self.unexpected = optimizer
         return None
 
-    def _end_any(self, optimizer: Optimizer, args: object, kwargs: object) -> None:
-        if captured_graphs.capturing and captured_graphs.is_now():
+    def _end_any(self, optimizer: Optimizer, args: object, kwargs: dict[str, Any]) -> None:
+        if (captured_graphs.capturing and captured_graphs.is_now()) or (kwargs and is_for_state(kwargs)):
             return
         if self._explicit:
             self._end(optimizer)

@@ -1,8 +1,10 @@
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Iterator, Sized
 from mmap import mmap
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor
+
+_Given = TypeVar("_Given")
 
 class Seen:
     """What was looked at, to tell in one call whether it is the same; it keeps the objects alive."""
@@ -28,8 +30,33 @@ class Seen:
     def end(self) -> None:
         """From now on it is not the same any more, whatever it has looked at."""
 
+class Exit(Iterator[_Given]):
+    """As it goes, it tells of the exception that is on its way then; an iterator as the given one."""
+
+    def __new__(
+        cls, told: Callable[[BaseException | None], object], inner: Iterator[_Given] = ..., /
+    ) -> Exit[_Given]: ...
+    def __next__(self) -> _Given: ...
+
 def all_same(several: tuple[Seen, ...], /) -> bool:
     """Return whether each of them is the same."""
+
+def gone_on(
+    looks: tuple[Seen, ...],
+    going_on: tuple[tuple[str, Callable[[], bytes]], ...],
+    known: dict[str, bytes],
+    /,
+) -> list[tuple[str, bytes]] | None:
+    """Return what the functions of `going_on` return now, where it is other than known; by their names.
+
+    None if one of the looks is not the same.
+    """
+
+def call_native(address: int, /, *numbers: int) -> int:
+    """Call the C function there with up to six numbers, 64 bits each, and return its int.
+
+    Meanwhile other threads may run Python.
+    """
 
 def gradients(parameters: list[Tensor], plain: type[Tensor], /) -> bytes | None:
     """Return address and bytes, 64 bits each, of those gradients that have some on a GPU, in one piece.
@@ -55,10 +82,18 @@ def plain_copy(value: Any, /) -> Any:
     None for any other.
     """
 
-def same_settings(before: dict[str, Any], after: dict[str, Any], besides: frozenset[str], /) -> bool:
-    """Return whether both have the same keys, and of those that are not in `besides` the same values.
+def same_settings(
+    before: list[list[dict[str, Any]]], after: list[list[dict[str, Any]]], besides: frozenset[str], /
+) -> bool:
+    """Return whether all dicts have the same keys, and of those that are not in `besides` the same values.
 
     Of a value that is no number, text or None, nor a tuple of such, nobody can tell: then they have not.
+    """
+
+def settings_of(groups: list[dict[str, Any]], /) -> list[dict[str, Any]] | None:
+    """Return of parameter groups what they say beside their parameters, and how many of these there are.
+
+    None if they are no plain dicts with lists.
     """
 
 def living(kinds: frozenset[type], /) -> list[Any]:

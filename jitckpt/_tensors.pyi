@@ -1,6 +1,6 @@
 from collections.abc import Callable
 
-from torch import Tensor
+from torch import Generator, Tensor
 
 torch_version: str  # of the only torch that this knows
 
@@ -21,6 +21,18 @@ def gradients_required(tensors: tuple[Tensor, ...], /) -> bytes:
 
 def gradients_there(tensors: tuple[Tensor, ...], /) -> bytes:
     """Return whether each has no gradient (0), a sparse one (2) or another (1), a byte each."""
+
+def numbers(tensors: tuple[Tensor, ...], numbers_of: Callable[[list[Tensor]], bytes], /) -> bytes:
+    """Return the bytes of tensors of one number each, on the host, one behind the other.
+
+    numbers_of: jitckpt._seen.numbers, for tensors that are not plain.
+    """
+
+def drawn(generator: Generator, /) -> bytes | None:
+    """Return of a GPU's generator its seed and how far it has come, 64 bits each; None of any other.
+
+    Unlike torch's own functions it does not ask the device whether it is captured.
+    """
 
 def fetch(tensors: tuple[Tensor, ...], /) -> None:
     """Have what tells of these tensors, and their first values, in the caches."""

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 
-from campaign import ROOT, UNSEEDED
+from fault_campaign import ROOT, UNSEEDED
 from loss_picture import Curve, draw
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TaskID, TextColumn, TimeElapsedColumn

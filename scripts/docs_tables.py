@@ -8,7 +8,8 @@ A campaign adds a line to docs/data/campaigns.jsonl; `newest` stands with the ne
 the command that shows it are a line of docs/data/proofs.jsonl; scripts/bench/paper_tables.py writes
 docs/data/workloads.jsonl, `scripts/test --frameworks` docs/data/frameworks.jsonl, `scripts/test --record`
 docs/data/versions.jsonl, and what
-scripts/bench/memory_losses.py prints with --json is docs/data/losses.jsonl. The variables are those of
+scripts/bench/memory_losses.py and scripts/bench/shared_directory.py print with --json is
+docs/data/losses.jsonl and docs/data/loads.jsonl. The variables are those of
 jitckpt/wire/environment.py.
 """
 
@@ -16,6 +17,7 @@ import argparse
 import json
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -155,19 +157,25 @@ def variables() -> str:
 
 
 def frameworks() -> str:
-    """Return for each program of a framework what it ended with, by mode and number of ranks."""
+    """Return for each program of a framework what it ended with, by mode and number of ranks.
+
+    Torch is named where it is not the one that most ran with.
+    """
+    usual = Counter(row["torch"] for row in records("frameworks.jsonl")).most_common(1)[0][0]
     shown = {"user": "user-level", "transparent": "transparent"}
     text = ""
     for mode, name in shown.items():
         rows = [row for row in records("frameworks.jsonl") if row["mode"] == mode]
         columns = [*dict.fromkeys(row["disturbance"] for row in rows)]
-        found = {(row["program"], row["ranks"], row["disturbance"]): row for row in rows}
+        found = {(row["program"], row["ranks"], row["torch"], row["disturbance"]): row for row in rows}
         lines = []
-        for program, ranks in dict.fromkeys((row["program"], row["ranks"]) for row in rows):
-            own = [found.get((program, ranks, column)) for column in columns]
+        for which in sorted(dict.fromkeys(key[:3] for key in found), key=lambda which: which[2] != usual):
+            program, ranks, torch = which
+            own = [found.get((*which, column)) for column in columns]
             version = next(row["version"] for row in own if row is not None)
             results = ["" if row is None else row["result"] for row in own]
-            lines.append([with_version(program, version), ranks, *results])
+            beside = "" if torch == usual else f" (torch {torch})"
+            lines.append([with_version(program, version) + beside, ranks, *results])
         text += ("\n" if text else "") + table([f"{name} mode", "ranks", *columns], lines)
     return text
 
@@ -191,6 +199,17 @@ def losses() -> str:
     return table(headings, rows)
 
 
+def loads() -> str:
+    """Return in how many seconds all hosts have a state again, from memory and from a shared directory."""
+    headings = ["hosts", "lose all", "tier", "from memory", "from the shared directory", "times as long"]
+    rows = []
+    for row in records("loads.jsonl"):
+        times = f"{row['files'] / row['memory']:.1f}"
+        seconds = [f"{row[which]:.2f} s" for which in ("memory", "files")]
+        rows.append([row["hosts"], row["lost"], f"`{row['tier']}`", *seconds, times])
+    return table(headings, rows)
+
+
 def versions() -> str:
     """Return with which versions the tests ran: the newest run of each."""
     newest = {(row["python"], row["torch"], row["system"]): row for row in records("versions.jsonl")}
@@ -202,12 +221,14 @@ def versions() -> str:
     )
 
 
+ANOTHER = "#"  # behind it: what tells a page's second table from its first
 TABLES: dict[str, Callable[[], str]] = {
     "campaigns": campaigns,
     "proofs": proofs,
     "workloads": workloads,
     "guides/frameworks": frameworks,
     "guides/without-replicas": losses,
+    f"guides/without-replicas{ANOTHER}loads": loads,
     "start/install": versions,
     "reference/environment": variables,
 }
@@ -215,13 +236,14 @@ SOURCES = {
     "reference/environment": "jitckpt/wire/environment.py",
     "guides/frameworks": "data/frameworks.jsonl",
     "guides/without-replicas": "data/losses.jsonl",
+    f"guides/without-replicas{ANOTHER}loads": "data/loads.jsonl",
     "start/install": "data/versions.jsonl",
 }
 
 
 def page(name: str) -> tuple[Path, str]:
     """Return a page's file, and what has to stand there."""
-    path = DOCS / f"{name}.md"
+    path = DOCS / f"{name.partition(ANOTHER)[0]}.md"
     source = SOURCES.get(name, f"data/{name}.jsonl")
     begin, end = f"<!-- made by scripts/docs_tables.py from {source} -->\n", "<!-- end -->"
     before, _, rest = path.read_text().partition(begin)
@@ -236,12 +258,15 @@ def main() -> int:
     )
     parser.add_argument("--check", action="store_true", help="write nothing")
     check = parser.parse_args().check
-    changed = [(path, text) for path, text in map(page, TABLES) if path.read_text() != text]
-    for path, text in changed:
+    changed = False
+    for path, text in map(page, TABLES):  # one after the other: a page may have two tables
+        if path.read_text() == text:
+            continue
+        changed = True
         print(f"{path.name} {'is not' if check else 'was not'} what the records say")
         if not check:
             path.write_text(text)
-    return int(check and bool(changed))
+    return int(check and changed)
 
 
 if __name__ == "__main__":

@@ -87,9 +87,15 @@ MEETING_PAUSE = 0.1  # seconds before the hosts meet again where that has failed
 
 
 def launch(
-    settings: Settings, log: EventLog, config: launcher.LaunchConfig, command: str, arguments: list[str]
+    settings: Settings,
+    log: EventLog,
+    config: launcher.LaunchConfig,
+    command: str,
+    arguments: list[str],
+    *,
+    agent: "Callable[..., Agent] | None" = None,
 ) -> None:
-    """Run the job to its end, as torchrun does.
+    """Run the job to its end, as torchrun does. agent: its kind.
 
     Raises ChildFailedError if it failed, SignalException if it was ended by a signal.
     """
@@ -98,7 +104,7 @@ def launch(
     host, _ = parse_rendezvous_endpoint(config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
     store = partial(torchs_store, address_for(host, alone=config.max_nodes == 1))
     with (
-        _replaced(launcher, "LocalElasticAgent", partial(Agent, settings, log, config)),
+        _replaced(launcher, "LocalElasticAgent", partial(agent or Agent, settings, log, config)),
         # Torch's own listens at every address of the machine.
         _replaced(c10d_rendezvous_backend, "TCPStore", store),
         _replaced(static_tcp_rendezvous, "TCPStore", store),
@@ -178,8 +184,10 @@ class Agent(LocalElasticAgent):
         self._devices = list(settings.devices)
         self._signals: list[int] = []
         self._starting = False
+        self._make_processes: Callable[..., WorkerProcesses] = WorkerProcesses
         self._processes: WorkerProcesses | None = None
         self._last: Supervisor | None = None  # of the newest start
+        self._mistakes: frozenset[str] = frozenset()  # in the start before it
         self._kept_in_memory = 0  # by the newest start before it that had a step there as it failed
         self._in_files = 0  # the newest step that memory had and the job has gone on from by files
         self._worker_store: Any = None  # torch's TCPStore
@@ -232,7 +240,7 @@ class Agent(LocalElasticAgent):
             if self._hosts is not None:
                 self._hosts.close()
             if self._memory is not None:
-                self._memory.close(end=True)
+                self._memory.close(end=True, succeeded=self._succeeded)
             if self._lasting is not None:
                 self._lasting.close()
             self._reports.finish()
@@ -285,7 +293,7 @@ class Agent(LocalElasticAgent):
             own = {worker.global_rank for worker in self._worker_group.workers}
             of_lost, nowhere = self._last.ranks_of_lost_hosts
             by = f"memory{0 if self._hosts is None else self._hosts.index}"
-            if self._hosts is not None and self._memory.wanted.sharded:
+            if self._hosts is not None and self._memory.has_cut_states():
                 found, nowhere = self._memory.collect(self._hosts, step, nowhere)
                 of_lost |= found
             elif self._hosts is not None and nowhere and self._memory.may_spread:
@@ -313,6 +321,8 @@ class Agent(LocalElasticAgent):
         """Say which rehearsed failures of this host's ranks never came: the rehearsal has shown nothing."""
         group = self._worker_group
         own = {worker.global_rank for worker in group.workers}
+        if self._hosts is not None:
+            own &= set(self._hosts.all[self._hosts.index].ranks)  # the rest is elsewhere
         ranks = group.workers[0].world_size
         for fault in self._armed:
             is_nobodys = group.group_rank == 0 and fault.rank >= ranks
@@ -356,7 +366,7 @@ class Agent(LocalElasticAgent):
                 gone, leaving = processes.supervisor.gone_hosts, processes.supervisor.leaving
                 assert self._lasting is not None
                 self._lasting.failed(before, leaving, self._settings.silent_hosts_are_dead)
-                same = not gone and not processes.supervisor.takes_in
+                same = not (gone or processes.supervisor.takes_in or before.is_changed)
                 if same and not self._lasting.meets_at_once and self._meet_again(worker_group):
                     return
                 self._takes_in = processes.supervisor.takes_in
@@ -364,7 +374,7 @@ class Agent(LocalElasticAgent):
                     self._lasting.is_taking_in = self._takes_in and not gone
                 if gone and self._log.leading:
                     places = ", ".join(map(before.name, sorted(gone)))
-                    wait, left = self._settings.wait, len(before.all) - len(gone)
+                    wait, left = self._settings.wait, sum(one.ranks_of < 0 for one in before.all) - len(gone)
                     most = timeout if wait is None or left < self._config.min_nodes else wait
                     say(f"waiting for others in the place of {places}, for at most {most:g} s.")
             deadline = 0.0
@@ -714,7 +724,7 @@ class Agent(LocalElasticAgent):
             with suppress(StoreGone, DistError):
                 arrive = partial(_barrier_nonblocking, group.store, group.group_world_size, EXIT_BARRIER)
                 self._lasting.guarded(arrive)
-            self._lasting.leave()
+            self._lasting.hand_over()
             raise NotNeeded("This host's ranks go on on another one; it is not needed any more.")
         if not result.is_failed():
             return result
@@ -752,8 +762,7 @@ class Agent(LocalElasticAgent):
             raise NoProgress(f"The job ends here, with no restart: {text}.")
 
     def _who_stands_by(self) -> list[Standby]:
-        # At a coordination service nobody stands by.
-        return self._lasting.standbys() if isinstance(self._lasting, LastingRendezvous) else []
+        return [] if self._lasting is None else self._lasting.standbys()
 
     def _taking_in(
         self, hindrance: Callable[[], str | None], take_in: Callable[[str], None]
@@ -773,11 +782,20 @@ class Agent(LocalElasticAgent):
             take_in=take_in,
         )
 
-    def _facts(self) -> JobFacts | None:
+    def _facts(self) -> JobFacts:
         group: Any = self._worker_group
-        if self._hosts is None:
-            return None
-        return JobFacts(self._run, self._log.restart, (group.master_addr, group.master_port))
+        known, own = None if self._lasting is None else self._lasting.start, self._own_start()
+        return JobFacts(
+            self._run,
+            self._log.restart,
+            (group.master_addr, group.master_port),
+            free=self._free_restarts,
+            mistakes=tuple(sorted(self._mistakes)),
+            armed=tuple(map(str, self._armed)),
+            past=known if isinstance(known, Past) else None,
+            number=own.number,
+            fence=own.revision,
+        )
 
     def _leave_out_devices(self, broken: frozenset[str], ranks: int) -> None:
         """Have the next start do without broken devices if others are free, and without suspects anyway."""
@@ -812,7 +830,8 @@ class Agent(LocalElasticAgent):
             if self._hosts is not None:
                 together = AllMadeAgain(self._hosts, lambda: bool(self._signals), self._heed_signals)
             made_again = self._go_back(torch_arguments["envs"][0], together)
-            processes = WorkerProcesses(
+            self._mistakes = self._mistakes if self._last is None else self._last.mistakes
+            processes = self._make_processes(
                 self._settings,
                 self._log,
                 self._armed,
@@ -824,12 +843,12 @@ class Agent(LocalElasticAgent):
                 reports=self._reports,
                 devices=self._devices,
                 restarts_left=self._remaining_restarts,
-                mistakes_before=frozenset() if self._last is None else self._last.mistakes,
+                mistakes_before=self._mistakes,
                 hosts=self._hosts,
                 memory=self._memory,
                 standbys=self._who_stands_by,
                 taking_in=self._taking_in,
-                facts=self._facts(),
+                facts=None if self._hosts is None else self._facts,
                 started=self._own_start(),
                 snapshots=self._snapshots,
                 made_again=made_again,

@@ -68,6 +68,7 @@ class ChosenMethod:
         self._waited: deque[tuple[int, float]] = deque(maxlen=LOOKED_AT + 1)  # by step
         self._looks_in = 0  # safe steps
         self._known: dict[int, HostStates] = {}  # at the first host
+        self._carried: tuple[int, str] | None = None  # as it was told
 
     def put_gradients(self, host: int, one: Shard, patience: float, stop: int) -> int | None:
         """Have another host make a rank's step; return the bytes sent, or None if a whole copy is to go."""
@@ -80,8 +81,16 @@ class ChosenMethod:
         """A rank's whole state has gone to another host: so many bytes, where it had some already."""
         self._went[rank] = max(1, size)
 
-    def news(self, safe: int) -> Iterator[agents.States | agents.NoGradients]:
-        """Yield what the first host is to hear. safe: the newest step that is whole everywhere."""
+    def news(
+        self, safe: int, carried: tuple[int, str] | None
+    ) -> Iterator[agents.States | agents.NoGradients | agents.IdleCarries]:
+        """Yield what the first host is to hear. safe: the newest step that is whole everywhere.
+
+        carried: as Sending has it.
+        """
+        if carried != self._carried and self._tier.wanted.steps == AUTO:
+            self._carried = carried
+            yield agents.IdleCarries(*(carried or (0, "")))
         is_all_told = self._told is not None and (bool(self._told.sent) or not self._may_be_gradients)
         found = None if is_all_told or not self._chooses else self._states()
         if found is not None and found != self._told:
@@ -157,6 +166,9 @@ class ChosenMethod:
         self, host: int, said: agents.OfMethod, pace: Pacer, safe: int, settled: int
     ) -> Iterator[agents.MethodChosen | agents.Safe]:
         """Yield what the first host is to tell all. safe, settled: steps."""
+        if isinstance(said, agents.IdleCarries):
+            pace.idle_carries(host, said.every, said.why)
+            return
         if not self._chooses:  # this host was started with another option
             if isinstance(said, agents.States):
                 yield agents.MethodChosen(False, "")

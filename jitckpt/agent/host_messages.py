@@ -108,6 +108,8 @@ class HostMessages:
                 self._investigation.hear_stacks(
                     self._known.rank(rank).rank, data.decode(), self._hosts.name(host), lines
                 )
+            case agents.LastWords():
+                pass  # too late: this host's ranks are not given away any more
             case _:
                 raise ProtocolError(f"Nobody here has a use for {message!r:.200}.")
 
@@ -142,14 +144,16 @@ class HostMessages:
             return
         ranks = self._hosts.connected.all[lost.host].ranks
         living = [rank for rank in ranks if self._known.rank(rank).alive]
-        if not living and (lost.host in self._hosts.leaving or not starts_again(self._known.job)):
+        needed = bool(living) if ranks else self._needs_lead()
+        if not needed and (lost.host in self._hosts.leaving or not starts_again(self._known.job)):
             return  # it had nothing more to do
         self._hosts.lost.add(lost.host)
         self._hosts.losses[lost.host] = lost.reason
         self._known.note(
             is_free=self._known.job.is_free or self._elastic, in_memory=self._failures.in_memory()
         )
-        text = f"{self._hosts.name(lost.host)} with {listed(ranks)} is lost: {lost.reason}"
+        had = listed(ranks) if ranks else "the lead and the ranks' store"
+        text = f"{self._hosts.name(lost.host)} with {had} is lost: {lost.reason}"
         takes_over = self._hosts.leads() and not self._log.leading
         if takes_over:
             # What this host noticed before, nobody has heard.
@@ -163,8 +167,16 @@ class HostMessages:
             self._known.change(rank, exit_code=-signal.SIGKILL, told="kill", reachable=False)
             if self._proxies is not None:
                 self._proxies.ended(rank, failed=True, how="its host is lost")
+        if not ranks:
+            self._known.note(alarmed=True)  # the ranks run, and can't go on for long
         if takes_over:
             self._tell_what_was_done()
+
+    def _needs_lead(self) -> bool:
+        """Whether a host is missed that has no ranks, but the lead and the ranks' store."""
+        ranks = self._known.job.ranks
+        going_on = any(rank.alive and not rank.finished for rank in ranks)
+        return going_on and not any(rank.failed for rank in ranks)
 
     def _tell_what_was_done(self) -> None:
         """Tell what was decided before it was known that the host which was to tell of it is lost."""

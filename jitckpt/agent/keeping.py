@@ -4,6 +4,7 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
@@ -20,6 +21,28 @@ MOST_AGENTS = 64  # of one job in one network namespace
 ANSWER_SECONDS = 10.0
 END_SECONDS = 5.0
 _PROGRAM = "import sys; sys.path.append(sys.argv.pop(1)); from jitckpt.tiers.keeper import main; main()"
+
+
+class LeftMemory:
+    """What an agent before this one has left in memory. is_taken_over: a step of a later start is safe."""
+
+    def __init__(self, descriptors: Iterable[int]) -> None:
+        self.is_taken_over = False
+        self._descriptors = [one for one in descriptors if _has_a_step(one)]
+
+    def is_there(self) -> bool:
+        """Return whether nothing has come in its place yet."""
+        return not self.is_taken_over and any(map(_has_a_step, self._descriptors))
+
+    def in_words(self, keep_seconds: float) -> str:
+        return (
+            f"what an earlier start of this job has left in memory stays there for {keep_seconds:g} s "
+            "(--memory-keep): start the job as it was, to go on from it"
+        )
+
+
+def _has_a_step(descriptor: int) -> bool:
+    return next(host_memory.found(descriptor), None) is not None
 
 
 class KeptMemory:

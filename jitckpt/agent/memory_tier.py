@@ -16,7 +16,7 @@ from pathlib import Path
 
 from jitckpt._memory_tier import Pace
 from jitckpt.agent.fetching import Fetching, OwnMemory
-from jitckpt.agent.keeping import KeptMemory
+from jitckpt.agent.keeping import KeptMemory, LeftMemory
 from jitckpt.agent.memory_sources import newest_of_others, ranks_of, within_job
 from jitckpt.agent.parity import ParityOfHosts
 from jitckpt.agent.spare_memory import MEMORY_PARTS, SpareMemory
@@ -79,6 +79,7 @@ class MemoryTier:
         self.limit = int(free_memory() * FREE_PART) if wanted.limit is None else wanted.limit
         held = self._keeper.descriptors
         of_ranks = {key: one for key, one in held.items() if 0 <= key < MEMORY_PARTS}
+        self._left = LeftMemory(of_ranks.values())
         self.memory = HostMemory(of_ranks, self.limit)
         self.spare = SpareMemory(self.memory, held, wanted.directory, self._hold, self._drop)
         self.may_spread = False  # parts of what no host has room for as a whole
@@ -367,6 +368,9 @@ class MemoryTier:
             for rank in hosts.all[owner].ranks
         )
 
+    def has_cut_states(self) -> bool:
+        return self.wanted.sharded or any(one.members for one in self.memory.has())
+
     def collect(self, hosts: Hosts, step: int, ranks: Collection[int]) -> tuple[set[int], set[int]]:
         """The job ends: get what replicas of this host's ranks have of a cut state, while others are here.
 
@@ -496,8 +500,14 @@ class MemoryTier:
         self._log.write("memory_written", step=step, bytes=size, seconds=time.monotonic() - begun)
         say(f"{text}the same command goes on from there.")
 
-    def close(self, *, end: bool) -> None:
-        """Free the memory; end: no later agent goes on from it."""
+    def close(self, *, end: bool, succeeded: bool = True) -> None:
+        """Free the memory; end: no later agent goes on from it.
+
+        Unless the job has failed before it went on from what an agent before has left, or was refused it.
+        """
+        if end and not succeeded and self._left.is_there():
+            end = False
+            self._warn(self._left.in_words(self.wanted.keep))
         self._assembled.close()
         self.spare.close()
         self.memory.close()
@@ -573,7 +583,8 @@ class MemoryTier:
         self._may_hold |= {rank}
 
     def forget_assembled(self) -> None:
-        """The ranks have copied what was put together for them."""
+        """The ranks have copied what was put together for them: a step of this start is safe."""
+        self._left.is_taken_over = True
         self._assembled.close()
 
     def forget_strangers(self, hosts: Hosts) -> None:

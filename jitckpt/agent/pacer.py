@@ -7,6 +7,8 @@ from typing import Any
 from jitckpt.decisions import memory_method, pace
 from jitckpt.decisions.memory_method import ByTraffic
 
+MOST_STRETCH = 4  # times as many steps as were measured, so that all goes in idle time
+
 
 def of_whole_states(snapshot_seconds: float, step_seconds: float) -> ByTraffic:
     """Return how often a snapshot is made of which whole states are sent."""
@@ -19,8 +21,18 @@ class Pacer:
     gradients: that is so as these are sent, in the place of whole states.
     """
 
-    def __init__(self, every: int, choose: Callable[[float, float], ByTraffic] = of_whole_states) -> None:
+    def __init__(
+        self,
+        every: int,
+        choose: Callable[[float, float], ByTraffic] = of_whole_states,
+        *,
+        hosts: int = 1,
+    ) -> None:
         """every: as the user has it; 0: as is found. choose: by the seconds of a snapshot, and of a step."""
+        self._hosts = hosts
+        self._carried: dict[int, tuple[int, str]] = {}  # by host, as IdleCarries has it
+        self._is_by_idle = False
+        self._least = 1  # every fewer steps a snapshot was left out
         self.rule, self.gradients = (every, 0), False
         self._choose = choose
         self._whole = 1  # every so many steps, of whole states
@@ -39,14 +51,46 @@ class Pacer:
 
     def planned(self, safe: int) -> dict[str, Any]:
         """Return what all hosts are to be told as a step is safe: the rule, once enough is measured."""
+        if self.rule[0]:
+            return self._by_idle_time(safe)
         done = sorted(seconds for step, seconds in self._seconds.items() if step <= safe)
-        if self.rule[0] or len(done) < pace.PROFILED or not self._steps:
+        if len(done) < pace.PROFILED or not self._steps:
             return {}
         snapshot, step = done[len(done) // 2], min(self._steps)
         self._whole = of_whole_states(snapshot, step).every
         chosen = self._choose(snapshot, step)
         since = safe + pace.PROFILED_EVERY
         return {"every": chosen.every, "since": since, "why": chosen.text, "gradients": chosen.gradients}
+
+    def idle_carries(self, host: int, every: int, why: str) -> None:
+        """So many minibatches' idle time carries a host's snapshots: 0: no number of them does, any more."""
+        self._carried[host] = every, why
+
+    def _by_idle_time(self, safe: int) -> dict[str, Any]:
+        """Return what all are to be told where the network's idle time carries another number of steps.
+
+        That is the least for all hosts. Where it would be far more than was measured, it stays with that, as
+        it does where idle spans do not carry a snapshot any more: then they go at a constant rate.
+        """
+        every, _ = self.rule
+        if not self._finds_itself or self.gradients or len(self._carried) < self._hosts:
+            return {}
+        least, why = max(self._carried.values())
+        by_idle = min(self._carried.values())[0] > 0 and least <= MOST_STRETCH * self._whole
+        if not by_idle and not self._is_by_idle:
+            return {}
+        if not by_idle:
+            least, why = (
+                self._whole,
+                "the network's idle time does not carry them, so they go beside the rest",
+            )
+        self._is_by_idle = by_idle
+        wanted = max(least, self._least)
+        if wanted == every:
+            return {}
+        often = "each step" if wanted == 1 else f"every {wanted} steps"
+        text = f"a snapshot after {often} from now on, since {why}"
+        return {"every": wanted, "since": safe + every, "why": text}
 
     def doubled(self, settled: int) -> dict[str, Any]:
         """Return what all are to be told as a snapshot was left out, if the rule is ours.
@@ -58,7 +102,7 @@ class Pacer:
             return {}
         if self.gradients:
             return self.without_gradients(settled, "a snapshot was not whole everywhere in time")
-        twice = min(2 * every, pace.MOST_EVERY)
+        self._least = twice = min(2 * every, pace.MOST_EVERY)
         why = f"a snapshot after every {twice} steps from now on, since one was not whole everywhere in time"
         return {"every": twice, "since": settled + every, "why": why}
 

@@ -21,6 +21,7 @@ from jitckpt.agent.memory_health import MemoryHealth
 from jitckpt.agent.memory_tier import MemoryTier, machines_of
 from jitckpt.agent.pacer import Pacer
 from jitckpt.agent.sending import MemorySnapshot, Sending
+from jitckpt.agent.slow_holders import SlowHolders
 from jitckpt.agent.spreading import Spreading
 from jitckpt.console import say, show_size
 from jitckpt.decisions.holders import nearest, shared_domains
@@ -37,6 +38,7 @@ from jitckpt.tiers import host_memory, shard
 from jitckpt.tiers.host_memory import (
     BEGUN,
     COPY_WAITED,
+    NO_MORE,
     OFF,
     READY,
     SAFE,
@@ -54,6 +56,7 @@ KEEPER_SECONDS = 1.0  # between two looks whether the keeper is there
 TRIES = 3  # to send a shard to a host that lives, before another one is taken in its place
 TRY_SECONDS = 0.2  # between two of them
 PATIENCE_SECONDS = 5.0  # with a host that takes nothing
+UNCALLED = "no rank has come through jitckpt.init yet: without that --memory-tier keeps nothing in memory"
 UNCALLED_SECONDS = 120.0  # without a call of jitckpt.init, until that is said
 EVENT_SECONDS = 10.0  # between two events that tell of safe steps
 ROOT = 0  # the host that counts
@@ -144,7 +147,9 @@ class MemoryProtection(threading.Thread):
         if self._hosts is not None and self._tier.may_spread:
             everybody = range(len(self._hosts.all))
             self._spreading = Spreading(self._tier.spare, everybody, self._log, self._tell, self._publish)
-        self._pace = Pacer(self._tier.wanted.steps, self._method.by_traffic)
+        self._slow = SlowHolders(self._own, self._hosts, self._warn)
+        hosts = 1 if self._hosts is None else len(self._hosts.all)
+        self._pace = Pacer(self._tier.wanted.steps, self._method.by_traffic, hosts=hosts)
         self._sending = Sending(self._tier.pace, [own.memory for own in self._own.values()], self._log)
 
     def hear_rank(self, rank: int) -> None:
@@ -227,7 +232,7 @@ class MemoryProtection(threading.Thread):
         """See what the ranks have put into this host's memory, and whether it needs what it has lent."""
         if self._spreading is not None and (ranks := self._tier.spare.given_back()):
             self._tell(agents.GivenBack(ranks))
-        for said in self._method.news(self.safe):
+        for said in self._method.news(self.safe, self._sending.carried):
             self._tell(said)
         if self._hosts is not None and self._hosts.lost != self._left:
             self._left = self._hosts.lost
@@ -265,6 +270,7 @@ class MemoryProtection(threading.Thread):
             self.join()
             if self.safe and self._off is None and self._log.leading:
                 self._tell_figures()  # of the whole start
+                self._tell_keepers()
         os.eventfd_write(self._stop_sending, 1)
         self._senders.shutdown(wait=True, cancel_futures=True)
         os.close(self._stop_sending)
@@ -288,14 +294,7 @@ class MemoryProtection(threading.Thread):
                     self._pace.measured(said.took, said.seconds, said.step_seconds)
                 self._count()
             case agents.SnapshotSkipped(rank, step):
-                self._warn(
-                    f"the snapshot of step {step} was left out: the one before was not whole everywhere "
-                    f"after {PATIENCE_SECONDS:g} s (rank {rank})"
-                )
-                settled = self._left_out = max(self._settled, step)
-                self._publish(agents.Safe(self.safe, settled, **self._pace.doubled(settled)))
-                for answer in self._method.left_out():
-                    self._publish(answer)
+                self._leave_out(rank, step)
             case agents.NoSnapshots(rank) if rank in self._ranks:
                 if self._off is None:
                     self._publish(agents.ProtectionEnds(rank))
@@ -311,6 +310,22 @@ class MemoryProtection(threading.Thread):
                 self._is_safe(safe, settled)
             case unknown:
                 raise ValueError(f"{unknown!r:.200} of host {host}")
+
+    def _leave_out(self, rank: int, step: int) -> None:
+        if step >= NO_MORE:
+            newest = f"what memory has of step {self.safe} stays" if self.safe else "memory has none"
+            self._warn(f"rank {rank} saves its state no more, so no rank keeps newer steps: {newest}")
+            self._left_out = NO_MORE
+            self._publish(agents.Safe(self.safe, NO_MORE))
+            return
+        self._warn(
+            f"the snapshot of step {step} was left out: the one before was not whole everywhere after "
+            f"{PATIENCE_SECONDS:g} s (rank {rank})"
+        )
+        settled = self._left_out = max(self._settled, step)
+        self._publish(agents.Safe(self.safe, settled, **self._pace.doubled(settled)))
+        for answer in self._method.left_out():
+            self._publish(answer)
 
     # This host's ranks.
 
@@ -385,22 +400,28 @@ class MemoryProtection(threading.Thread):
         others = nearest(machines_of(self._hosts), self._index, others)
         if self._tier.parity is not None:
             others = []  # a parity is of a place in its group
-        for host in (holder, *others):
+        slow = self._slow.of(rank)
+        tried = None if self._pace.gradients else slow.instead(holder, others)
+        for host in (holder, *others) if tried is None else (tried, holder, *others):
             if host not in self._placed[self._index]:
                 self._hosts.send(host, agents.Allow(rank))
             for _ in range(TRIES):
                 if self._stopping.is_set() or host in self._hosts.lost:
                     break
                 try:
+                    begun = time.monotonic()
                     self._put(host, rank, step)
+                    room = (self._pace.rule[0] or PROFILED_EVERY) * self._own[rank].step_seconds
+                    slow.took(host, time.monotonic() - begun, room)
                 except (LinkError, SaveError, OSError) as error:
                     problem = str(error)
                     refused = isinstance(error, SaveError)
                     self._stopping.wait(TRY_SECONDS)
                 else:
-                    if host != holder:
+                    why = slow.why(holder, host) if host == tried else problem
+                    if host != holder and why is not None:
                         holders[holders.index(holder)] = host
-                        self._warn(f"{self._hosts.name(host)} keeps rank {rank}'s state now: {problem}")
+                        self._warn(f"{self._hosts.name(host)} keeps rank {rank}'s state now: {why}")
                     return [host]
         if self._stopping.is_set() or holder in self._hosts.lost:
             return None
@@ -548,7 +569,7 @@ class MemoryProtection(threading.Thread):
     def _tell_uncalled(self) -> None:
         is_wanted = self._tier.wanted.mode != BY_SCRIPT and self._off is None
         if is_wanted and self.ident is None and self._log.leading:
-            self._warn("no rank has called jitckpt.init: without that --memory-tier keeps nothing in memory")
+            self._warn(UNCALLED)
 
     def _tell_unprotected(self) -> None:
         """Say so where a start goes on from memory of which copies are missing."""

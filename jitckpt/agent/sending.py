@@ -53,6 +53,8 @@ class Sending:
         self._planned: tuple[int, int, int] | None = None
         self._waited, self._waits = 0.0, 0
         self.is_as_fast_as_it_goes = True
+        # How many minibatches' idle time carries a snapshot, 0 for no number, and why, a clause.
+        self.carried: tuple[int, str] | None = None
         self._sent: tuple[int, float, float, int] = (0, inf, 0.0, 0)  # of a step: from when to when, bytes
         self._text = ""
         pace.set_rate(inf)
@@ -123,7 +125,20 @@ class Sending:
             why = "the idle spans have no room for it"
         else:
             why = ""
+        self.carried = self._carried(size, copied)
         self._set(slots, why, size / every)
+
+    def _carried(self, size: int, copied: float) -> tuple[int, str]:
+        every = None
+        if self._idle is not None:
+            every = idle_time.least_every(self._idle, size, copied, self._bytes_per_second)
+        if self._idle is None or every is None:
+            return 0, "the network's idle spans do not carry it"
+        seconds, idle = self._idle.seconds, self._idle.idle_seconds
+        return every, (
+            f"the network is idle for {idle:.3g} s of a minibatch of {seconds:.3g} s, so {every} of them "
+            f"carry the {show_size(size)} of one at {show_size(int(self._bytes_per_second))}/s"
+        )
 
     @property
     def _bytes_per_second(self) -> float:

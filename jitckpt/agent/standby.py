@@ -1,7 +1,8 @@
 """`jitckpt run --standby`: an agent that waits, and takes the place of one whose devices are broken for good.
 
 It makes that one's processes again here (migration/leaving.py is the other side), and is then what that one
-was: it has its index, its ranks, its place in the step barrier, and its connections to the other agents.
+was: it has its index, its ranks, its place in the step barrier, and its connections to the other agents. The
+agent of the first host stays, without ranks; then this one is a host more.
 """
 
 import asyncio
@@ -9,50 +10,45 @@ import contextlib
 import os
 import signal
 import socket
-import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
-from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-from torch.distributed.elastic.rendezvous.utils import parse_rendezvous_endpoint
+from torch.distributed.elastic.multiprocessing import SignalException
 from torch.distributed.launcher import api as launcher
 
 from jitckpt.agent import health
+from jitckpt.agent.agent import launch
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_receiver import receive_files
-from jitckpt.agent.migration.leaving import LEADER
 from jitckpt.agent.migration.move import go_by_clock_here
 from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.side_by_side import all_of, made_again
 from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.migration.written_files import put_written_files
 from jitckpt.agent.processes.children import Children
-from jitckpt.agent.processes.spares import Spares
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import ControlSocket, Proxies
 from jitckpt.agent.proxies.servers import ENTER
 from jitckpt.agent.proxies.step_barrier import StepBarrier, known_again
 from jitckpt.agent.settings import Settings
+from jitckpt.agent.successor import RanksLeft, Successor
 from jitckpt.agent.worker_processes import WorkerProcesses
 from jitckpt.bindings import softgpu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import say, show_size
-from jitckpt.decisions.suspects import Suspects
-from jitckpt.errors import HostsError, JobEnded
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, rendezvous, visiting
-from jitckpt.hosts.connections import PATIENCE, Arrived, Hosts
-from jitckpt.hosts.limited_calls import within
+from jitckpt.hosts.connections import Arrived
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.signed import Signature
-from jitckpt.hosts.standbys import Standby, announce, announced
+from jitckpt.hosts.standbys import Standby
+from jitckpt.hosts.waiting_places import AtService, AtStore, WaitingPlace
 from jitckpt.ring import local_state
 from jitckpt.system import descriptor_limit, descriptor_reserve
 from jitckpt.wire import agents, protocol
@@ -65,7 +61,9 @@ from jitckpt.wire.visits import Refused
 LOOK_SECONDS = 1.0  # between two looks whether the job is still there
 RESTORING_SECONDS = 120.0  # for each rank
 SENDING_SECONDS = 60.0  # in which the next piece of an image comes
-HANDING_OVER_SECONDS = 60.0  # in which the other hosts have been told, and this one hears their last words
+HANDING_OVER_SECONDS = 90.0  # in which the other hosts have been told, and this one hears their last words
+REFUSING_SECONDS = 5.0  # in which who is refused hears why, and hangs up
+MOST_READ = 1 << 20  # bytes at once
 # Seconds by which the clocks since the hosts' starts may differ for processes to go by this host's; else they
 # get a time namespace, in which their own goes on.
 SAME_CLOCK = 60.0
@@ -75,7 +73,7 @@ FIRST_PROCESS = 3_000_000
 
 @dataclass
 class _Taken:
-    """What this host has taken over. standbys: who else stands by.
+    """What this host has taken over.
 
     last: what the other agent said last. unheard: what there was in it for this one to act on.
     """
@@ -84,7 +82,6 @@ class _Taken:
     ranks: Sequence[RankFromImages]
     barrier: StepBarrier
     relay: StoreRelay
-    standbys: Callable[[], list[Standby]]
     last: HandOver
     unheard: Sequence[Arrived]
 
@@ -92,11 +89,10 @@ class _Taken:
 def stand_by(
     settings: Settings, log: EventLog, config: launcher.LaunchConfig, command: str, arguments: list[str]
 ) -> None:
-    """Wait until a host's ranks come here, and see to them to the job's end.
+    """Wait until a host's ranks come here, and see to them as that host's agent, to the job's end.
 
     Raises NotNeeded if the job ends without, ChildFailedError, SignalException, HostsError.
     """
-    del command, arguments  # those that come were started elsewhere
     _count_from(FIRST_PROCESS)
     descriptor_limit.raise_limit()
     descriptor_reserve.fill()
@@ -105,13 +101,37 @@ def stand_by(
     try:
         if settings.health_check is not None:
             health.wait_until_well(settings.health_check, rendezvous.join_timeout(config))
-        with contextlib.ExitStack() as stack:
-            taken, links = asyncio.run(_Waiting(settings, config, children, stack).wait())
-            _go_on(settings, log, taken, links, children)
+        place = _place(settings, config)
+        is_left = False
+        try:
+            taken, links = asyncio.run(_Waiting(settings, config, children, place).wait())
+            successor = partial(
+                Successor,
+                move=taken.move,
+                last=taken.last,
+                links=links,
+                place=place,
+                children=children,
+                adopted=partial(_Adopted, taken),
+            )
+            launch(settings, log, config, command, arguments, agent=successor)
+        except RanksLeft:
+            is_left = True
+            raise
+        finally:
+            place.close(handed_over=is_left)
     finally:
         children.close()
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def _place(settings: Settings, config: launcher.LaunchConfig) -> WaitingPlace:
+    signature = Signature(config.run_id, settings.secret)
+    timeout, silence = rendezvous.join_timeout(config), settings.host_timeout
+    if settings.coordination is None:
+        return AtStore(config.rdzv_endpoint, signature, timeout=timeout, silence=silence)
+    return AtService(settings.coordination, signature, timeout=timeout, silence=silence)
 
 
 def _signalled(signum: int, _frame: FrameType | None) -> None:
@@ -124,15 +144,19 @@ def _count_from(number: int) -> None:
         Path("/proc/sys/kernel/ns_last_pid").write_text(str(number))
 
 
+class _BusyError(LinkError):
+    """This host can't take ranks now."""
+
+
 class _Waiting:
     def __init__(
         self,
         settings: Settings,
         config: launcher.LaunchConfig,
         children: Children,
-        stack: contextlib.ExitStack,
+        place: WaitingPlace,
     ) -> None:
-        self._settings, self._config, self._children, self._stack = settings, config, children, stack
+        self._settings, self._children, self._place = settings, children, place
         assert config.local_addr is not None
         self._address = config.local_addr
         assert settings.secret is not None
@@ -144,34 +168,19 @@ class _Waiting:
         """Return what was taken over, and where the other agents call."""
         self._taken: asyncio.Future[_Taken] = asyncio.Future()
         listener = connections.listen(self._address)
-        store, signature = self._store(), Signature(self._config.run_id, self._settings.secret)
         server = await asyncio.start_server(self._called, sock=listener)
-        own = Standby(self._address, listener.getsockname()[1], packing.can_pack())
-        announce(store, signature, own)
-        self._others = lambda: [one for one in announced(store, signature) if one != own]
+        self._place.announce(Standby(self._address, listener.getsockname()[1], packing.can_pack()))
         say("this host stands by: it takes the place of one whose devices are broken for good.")
         try:
             while not self._taken.done():
                 await asyncio.wait([self._taken], timeout=LOOK_SECONDS)
-                await asyncio.to_thread(
-                    within, self._settings.host_timeout, partial(store.check, ["jitckpt"])
-                )
-            return self._taken.result(), self._links
-        except (RuntimeError, OSError) as error:  # the store is gone
-            raise JobEnded from error
+                if not self._taken.done():
+                    await asyncio.to_thread(self._place.look)
+            taken = self._taken.result()
+            self._place.take_place(taken.last.hosts[taken.move.index].agent)
+            return taken, self._links
         finally:
             server.close()
-
-    def _store(self) -> Any:
-        host, port = parse_rendezvous_endpoint(self._config.rdzv_endpoint, rendezvous.DEFAULT_PORT)
-        until = time.monotonic() + rendezvous.join_timeout(self._config)
-        while True:
-            try:
-                return TCPStore(host, port, is_master=False, wait_for_workers=False)
-            except (RuntimeError, OSError) as error:
-                if time.monotonic() > until:
-                    raise HostsError(f"The job's store at {host}:{port} can't be reached: {error}") from error
-                time.sleep(LOOK_SECONDS)
 
     async def _called(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         is_admitted = False
@@ -185,16 +194,21 @@ class _Waiting:
                     "The two hosts have not been started at the same time, so processes keep the clock of "
                     "the one that they leave. That needs nsenter here, of the package util-linux."
                 )
+            if clocks_differ and os.geteuid() != 0:  # CRIU would have their clocks jump, and waits end early
+                raise LinkError(
+                    "The two hosts have not been started at the same time, so processes keep the clock of "
+                    "the one that they leave. That needs root here."
+                )
             if self._takes.locked() or self._taken.done():
-                raise LinkError("Another host's ranks are just coming here.")
+                raise _BusyError("Another host's ranks are just coming here.")
             async with self._takes:
                 await self._take(move, reader, writer, clocks_differ=clocks_differ)
         except (LinkError, ProtocolError, OSError) as error:  # or it is of another version
             say(f"a host's ranks did not come here: {error}")
             if is_admitted:
                 with contextlib.suppress(OSError):
-                    writer.write(visiting.encode(Refused(str(error))))
-                    await writer.drain()
+                    writer.write(visiting.encode(Refused(str(error), isinstance(error, _BusyError))))
+                    await _heard_out(reader, writer)
         except asyncio.CancelledError:
             pass  # the job is over; asyncio would write a traceback
         finally:
@@ -220,14 +234,19 @@ class _Waiting:
                     go_by_clock_here(rank.images)
             begun = time.monotonic()
             try:
+                for rank in ranks:
+                    put_written_files(rank.dumped.written, rank.images, undo)
                 barrier, relay = self._made_again(move, ranks, undo)
             except CriuError as error:
                 raise LinkError(str(error)) from error
-            restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun)
+            reserve = self._place.reserve() if move.hosts[move.index].ranks_of < 0 else None
+            port = 0 if reserve is None else reserve.port
+            restored = RanksRestored(self._links.getsockname()[1], time.monotonic() - begun, port)
             writer.write(visiting.encode(restored))
             last, _ = await visiting.answer(reader, "The host that is left", HANDING_OVER_SECONDS, HandOver)
+            _check_hosts(move, last.hosts)
             unheard = [
-                *_known(move.hosts, last),
+                *_known(last.hosts, last),
                 *(
                     Arrived(one.host, agents.decode(one.message), bytes.fromhex(one.data))
                     for one in last.unheard
@@ -236,7 +255,7 @@ class _Waiting:
             writer.write(visiting.encode(Taken()))
             await writer.drain()
             undo.pop_all()
-        self._taken.set_result(_Taken(move, ranks, barrier, relay, self._others, last, unheard))
+        self._taken.set_result(_Taken(move, ranks, barrier, relay, last, unheard))
 
     def _made_again(
         self, move: Move, ranks: Sequence[RankFromImages], undo: contextlib.ExitStack
@@ -260,6 +279,15 @@ class _Waiting:
         return barrier, relay
 
 
+async def _heard_out(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """Let the last word get there: to close with something unread would take it back. Raises OSError."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(REFUSING_SECONDS):
+            await writer.drain()
+            while await reader.read(MOST_READ):
+                pass
+
+
 async def _receive_files(
     reader: asyncio.StreamReader,
     writer: asyncio.StreamWriter,
@@ -279,6 +307,12 @@ async def _receive_files(
     say(f"{show_size(size)} of processes have come in {time.monotonic() - begun:.2f} s.")
 
 
+def _check_hosts(move: Move, hosts: Sequence[Host]) -> None:
+    """Raise ProtocolError where there is no place for the ranks that have come."""
+    if len(hosts) <= move.index or hosts[move.index].ranks != move.hosts[move.index].ranks:
+        raise ProtocolError(f"The hosts {hosts!r:.80} lack the one in whose place ranks have come.")
+
+
 def _known(hosts: Sequence[Host], last: HandOver) -> list[Arrived]:
     """Return what the agent that is left knew of the ranks, as if it was said here: nobody says it again."""
     host_of = {rank: number for number, host in enumerate(hosts) for rank in host.ranks}
@@ -294,13 +328,13 @@ def _known(hosts: Sequence[Host], last: HandOver) -> list[Arrived]:
 class _Adopted(WorkerProcesses):
     """One start of ranks that have begun on another host."""
 
-    def __init__(self, taken: _Taken, **arguments: Any) -> None:
-        super().__init__(**arguments)
+    def __init__(self, taken: _Taken, *arguments: Any, **named: Any) -> None:
+        super().__init__(*arguments, **named)
         self._taken = taken
         last = taken.last
         self._said_before = taken.unheard
         if last.steps is not None:
-            self._known_place = known_again(taken.move.index, len(taken.move.hosts), last.steps)
+            self._known_place = known_again(taken.move.index, last.hosts, last.steps)
         self._server_variables = self._of_server
 
     def _of_server(self, rank: int) -> Mapping[str, str]:
@@ -329,58 +363,3 @@ class _Adopted(WorkerProcesses):
         for one in self._taken.ranks:
             one.adopt(proxies, self._taken.relay)
         return proxies
-
-
-def _go_on(
-    settings: Settings,
-    log: EventLog,
-    taken: _Taken,
-    links: socket.socket,
-    children: Children,
-) -> None:
-    move, last, count = taken.move, taken.last, len(taken.ranks)
-    secret = bytes.fromhex(move.secret)
-    hosts = Hosts(move.index, move.hosts, links, secret, settings.host_timeout, takes_place=True)
-    hosts.connect(PATIENCE * settings.host_timeout)
-    log.leading, log.restart = False, move.facts.restart
-    ranks = [one.rank for one in taken.ranks]
-    moved = agents.RanksMoved(ranks, last.size, last.dump, last.transfer, last.restore)
-    hosts.send(LEADER, moved)  # who alone writes events
-    say(f"this host has taken the place of host {move.index}: ranks {', '.join(map(str, ranks))}.")
-    numbers, reports = range(count), health.HostReports(settings.report_host)
-    with tempfile.TemporaryDirectory(prefix="jitckpt-") as folder:
-        processes = _Adopted(
-            taken,
-            settings=settings,
-            log=log,
-            armed=[fault.with_phase() for fault in settings.faults],
-            spares=Spares(0),
-            first_directories={},
-            run=move.facts.run,
-            children=children,
-            suspects=Suspects(),
-            reports=reports,
-            devices=settings.devices,
-            restarts_left=0,
-            mistakes_before=frozenset(),
-            hosts=hosts,
-            standbys=taken.standbys,
-            facts=move.facts,
-            name="default",
-            entrypoint="",
-            args={number: () for number in numbers},
-            envs={number: {} for number in numbers},
-            logs_specs=DefaultLogsSpecs(log_dir=folder),
-        )
-        processes.start()
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda signum, _: processes.supervisor.interrupt(signum))
-        try:
-            result = processes.wait()
-            assert result is not None
-            if result.failures:
-                raise ChildFailedError("default", result.failures)
-        finally:
-            processes.close()
-            hosts.close()
-            reports.finish()

@@ -327,6 +327,9 @@ class Supervisor(threading.Thread):
             return True
         if any(self._known.rank(rank).finished for rank in self._proxies.stragglers):
             self._known.note(suspected=True)
+        if self._proxies.moved and self._proxies.leads:
+            self._own.let_go()
+            return False
         return self._proxies.moved
 
     def _hear_all(self) -> int:
@@ -342,8 +345,6 @@ class Supervisor(threading.Thread):
         while ready := self._selector.select(timeout):
             timeout = 0
             for key, _ in ready:
-                if self._proxies is not None and self._proxies.moved:
-                    return  # what has ended here goes on elsewhere
                 if key.fd in self._selector.get_map():  # else another one of these has removed it
                     key.data()
 
@@ -373,13 +374,13 @@ class Supervisor(threading.Thread):
 
     @property
     def losses(self) -> dict[int, str]:
-        """Hosts that are lost, and why."""
-        return self._hosts.losses
+        """Hosts that are lost, of those that would start the ranks again, and why."""
+        return {host: why for host, why in self._hosts.losses.items() if host in self.gone_hosts}
 
     @property
     def leaving(self) -> set[int]:
-        """Hosts whose agents were asked to end."""
-        return self._hosts.leaving
+        """Hosts whose agents were asked to end, of those that would start the ranks again."""
+        return self._hosts.leaving & self.gone_hosts
 
     @property
     def gone_hosts(self) -> set[int]:

@@ -117,7 +117,7 @@ class WorkerProcesses(PContext):
         memory: MemoryTier | None = None,
         standbys: Callable[[], list[Standby]] = list,
         taking_in: Callable[[Callable[[], str | None], Callable[[str], None]], TakingIn | None] = _nobody,
-        facts: JobFacts | None = None,
+        facts: Callable[[], JobFacts] | None = None,
         started: Start = Start(),  # noqa: B008
         snapshots: KeptSnapshots | None = None,
         made_again: MadeAgain | None = None,
@@ -171,8 +171,9 @@ class WorkerProcesses(PContext):
 
     @property
     def has_left(self) -> bool:
-        """Whether this host's ranks go on on another one."""
-        return self._device_proxies is not None and self._device_proxies.moved
+        """Whether this host's ranks go on on another one, and it is not needed any more."""
+        proxies = self._device_proxies
+        return proxies is not None and proxies.moved and not proxies.leads
 
     @property
     def is_suspended(self) -> bool:
@@ -293,10 +294,8 @@ class WorkerProcesses(PContext):
         sessions = {worker.rank: worker.pid for worker in self._workers.values()}
         transfers = None
         if self._barrier is not None and self._hosts is not None:
-            self._messenger, transfers = (
-                Messenger(self._barrier, self._hosts, self._known_place),
-                Transfers(self._hosts),
-            )
+            self._messenger = Messenger(self._barrier, self._hosts, self._known_place)
+            transfers = Transfers(self._hosts)
         exchange = None
         self._mover = self._make_mover()
         if self._settings.exchange_broken:
@@ -385,10 +384,8 @@ class WorkerProcesses(PContext):
 
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
-        secret = self._settings.secret
-        if self._mover is None or self._hosts is None or self._facts is None or secret is None:
-            return {}
-        if not self._settings.move_broken:
+        secret, moves = self._settings.secret, self._settings.move_broken
+        if self._mover is None or self._hosts is None or self._facts is None or secret is None or not moves:
             return {}
         departure = Departure(
             self._mover,
@@ -409,7 +406,19 @@ class WorkerProcesses(PContext):
             registered = any(event["event"] == "registered" for event in self._log.events)
             return not registered and departure.is_possible()
 
-        return {"can_leave": can_leave, "leave": departure.leave}
+        def leave(orders: Mapping[int, bytes]) -> bool:
+            if has_left := departure.leave(orders):
+                self._stop_looking()
+            return has_left
+
+        return {"can_leave": can_leave, "leave": leave}
+
+    def _stop_looking(self) -> None:
+        """Look at the ranks' memory no more."""
+        for one in (self._progress, self._copier):
+            if one is not None:
+                one.stop()
+        self._progress, self._copier = None, None
 
     def _make_mover(self) -> Mover | None:
         if self._settings.criu is None or self._relay is None:
@@ -425,7 +434,7 @@ class WorkerProcesses(PContext):
             say,
             shared=shared,
             relay=self._relay,
-            may_leave=self._hosts is not None and self._hosts.index > 0,  # the first host can't be left
+            hosts=() if self._hosts is None else [host.address for host in self._hosts.all],
         )
 
     def _copier_of_rings(self) -> Copier | None:
@@ -624,14 +633,11 @@ class WorkerProcesses(PContext):
         if self._taking_in is not None:
             self._taking_in.stop()
         self.supervisor.stop(death_sig)
-        if self._progress is not None:
-            self._progress.stop()
+        self._stop_looking()
         if self._protection is not None:
             self._protection.stop()
         if self._messenger is not None:
             self._messenger.close()
-        if self._copier is not None:
-            self._copier.stop()
         for worker in self._workers.values():
             worker.close()
         self._children.end_all()

@@ -47,6 +47,11 @@ class Criu:
     version: str
     messages: ModuleType | None
 
+    @property
+    def tells_when_stopped(self) -> bool:
+        """Whether it tells when the processes of a dump are all stopped."""
+        return self.messages is not None
+
     def __str__(self) -> str:
         return f"criu {self.version} ({'pycriu' if self.messages else 'its command line'})"
 
@@ -58,7 +63,8 @@ class Options:
     folder: a descriptor of the directory of the images. external: what is not in the images, such as
     unix[INODE]. inherit: at a restore, descriptors of this process with what they stand for. ghosts: bytes of
     the largest file without a name. seconds: the limit. variables: more of CRIU's own environment.
-    leaves_running: at a dump, the processes go on afterwards.
+    leaves_running: at a dump, the processes go on afterwards. while_stopped: at a dump, called when all is
+    written and none of them runs yet, if `tells_when_stopped`; it does not raise.
     """
 
     folder: int
@@ -68,6 +74,7 @@ class Options:
     ghosts: int = SOONEST_GHOST
     variables: Mapping[str, str] = field(default_factory=dict)
     leaves_running: bool = False
+    while_stopped: Callable[[], None] | None = None
 
 
 def find() -> Criu:
@@ -199,6 +206,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
     opts.external.extend(options.external)
     if what == "dump":
         opts.pid, opts.leave_running = pid, options.leaves_running
+        opts.notify_scripts = options.while_stopped is not None
     else:
         opts.rst_sibling = True
         for number, key in options.inherit:
@@ -219,11 +227,7 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
         try:
             ours.settimeout(options.seconds)
             ours.send(request.SerializeToString())
-            answer = rpc.criu_resp()
-            data = ours.recv(MOST_ANSWER)
-            if not data:
-                raise EOFError("it has ended without an answer")
-            answer.ParseFromString(data)
+            answer = _answer(rpc, ours, options.while_stopped)
             ours.close()
             process.wait(options.seconds)
         except TimeoutError as error:
@@ -234,6 +238,23 @@ def _by_rpc(criu: Criu, what: str, pid: int, options: Options) -> int:
     if not answer.success:
         raise CriuError(answer.cr_errmsg or f"error {answer.cr_errno}")
     return int(answer.restore.pid) if what == "restore" else pid
+
+
+def _answer(rpc: Any, ours: socket.socket, while_stopped: Callable[[], None] | None) -> Any:
+    """Return its answer, after what it tells before. Raises OSError or EOFError."""
+    while True:
+        answer = rpc.criu_resp()
+        data = ours.recv(MOST_ANSWER)
+        if not data:
+            raise EOFError("it has ended without an answer")
+        answer.ParseFromString(data)
+        if answer.type != rpc.NOTIFY:
+            return answer
+        if answer.notify.script == "post-dump" and while_stopped is not None:
+            while_stopped()
+        go_on = rpc.criu_req()
+        go_on.type, go_on.notify_success = rpc.NOTIFY, True
+        ours.send(go_on.SerializeToString())
 
 
 def _by_command(criu: Criu, what: str, pid: int, options: Options) -> int:

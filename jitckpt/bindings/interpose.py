@@ -3,16 +3,16 @@
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
 import torch
 from cffi import FFI
 
+from jitckpt._seen import call_native
 from jitckpt.errors import NativeError
 
 ABI = 8
-KNOWN_ADDRESSES = 256
 
 # The declarations of native/interpose/jitckpt.h; a test compares the two.
 DECLARATIONS = """
@@ -135,10 +135,12 @@ class Native:
                 "Preload the library that came with it: LD_PRELOAD=$(jitckpt lib)."
             )
         self._progress = self._ffi.new("jitckpt_progress_t*")
-        # A training has the same few streams and addresses in all of its steps.
-        self._pointer = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("void*")))
-        self._words = lru_cache(KNOWN_ADDRESSES)(partial(self._ffi.cast, self._ffi.typeof("uint64_t*")))
-        self._places = lru_cache(KNOWN_ADDRESSES)(self._pointers)
+        self._pointer = partial(self._ffi.cast, self._ffi.typeof("void*"))
+        self._words = partial(self._ffi.cast, self._ffi.typeof("uint64_t*"))
+        # What is called in each step takes numbers alone, and a call of cffi's some microseconds more.
+        self._step_begin = self._address("jitckpt_step_begin")
+        self._step_end = self._address("jitckpt_step_end")
+        self._write_area = self._address("jitckpt_write_area")
         self._callback: Any = None
 
     def start(
@@ -187,12 +189,12 @@ class Native:
 
     def step_begin(self, step: int, stream: int) -> None:
         """May wait until the device has caught up. Raises NativeError."""
-        found = self._library.jitckpt_step_begin(step, self._pointer(stream))
+        found = call_native(self._step_begin, step, stream)
         if found != 0:
             self._check(found)
 
     def step_end(self, step: int, stream: int) -> None:
-        found = self._library.jitckpt_step_end(step, self._pointer(stream))
+        found = call_native(self._step_end, step, stream)
         if found != 0:
             self._check(found)
 
@@ -224,15 +226,9 @@ class Native:
         area: the addresses of two words, which get `value`, and of the bytes, in registered host memory.
         source: the address of the bytes in device memory, and how many.
         """
-        words, target, start = self._places(area, source[0])
-        found = self._library.jitckpt_write_area(
-            words, value, target, start, source[1], self._pointer(stream)
-        )
+        found = call_native(self._write_area, area[0], value, area[1], source[0], source[1], stream)
         if found != 0:
             self._check(found)
-
-    def _pointers(self, area: tuple[int, int], source: int) -> tuple[Any, Any, Any]:
-        return self._words(area[0]), self._pointer(area[1]), self._pointer(source)
 
     def copy_in_turn(
         self, pieces: Sequence[tuple[int, int, int, int]], done: tuple[int, int], stream: int
@@ -312,6 +308,9 @@ class Native:
 
     def arm_fault(self, signal_number: int) -> None:
         self._library.jitckpt_arm_fault(signal_number)
+
+    def _address(self, name: str) -> int:
+        return int(self._ffi.cast("uintptr_t", getattr(self._library, name)))
 
     def _check(self, result: int) -> None:
         if result != 0:

@@ -64,6 +64,7 @@ from jitckpt.saves.start_record import note_finished
 from jitckpt.system.door import NO_ROOM
 from jitckpt.system.launcher_folder import launcher_folder
 from jitckpt.system.nameless_user import give_name
+from jitckpt.system.own_outputs import outputs_of_own
 from jitckpt.system.signals import end_in_order
 from jitckpt.web.beside import served, traced
 from jitckpt.wire import environment
@@ -172,7 +173,11 @@ def _run(arguments: list[str]) -> int:
     kind = choose_device(args.device, os.environ)
     transparent = args.mode == "transparent"
     check_libraries(kind, LIBRARY_DIR, proxy=transparent, relay=_moves(args))
-    with _log_dir(args) as temporary, _fault_folder(transparent and bool(args.fault)) as fault_folder:
+    with (
+        outputs_of_own(_moves(args)),
+        _log_dir(args) as temporary,
+        _fault_folder(transparent and bool(args.fault)) as fault_folder,
+    ):
         try:
             check_options(args, kind)
             config, command, command_arguments = torchrun.config_from_args(args)

@@ -140,11 +140,6 @@ def _check_standby(args: argparse.Namespace) -> None:
     """A host stands by for one that is lost, or with --broken-device move for one with broken devices."""
     if not has_several_hosts(args):
         raise ValueError("--standby: a job on one host has no other (--nnodes)")
-    if args.broken_device == "move" and args.coordination is not None:
-        raise ValueError(
-            "--standby: with --broken-device move not with --coordination, where hosts that stand by are not "
-            "known"
-        )
     if args.broken_device == "move" and args.secret_file is None:
         raise ValueError(
             "--standby: with --broken-device move it needs --secret-file FILE, the same on all hosts: else "

@@ -19,9 +19,9 @@ from jitckpt.console import say
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.holders import domains_of
 from jitckpt.errors import HostsError, HostsMissing
-from jitckpt.hosts.coordinated import meeting_of
 from jitckpt.hosts.coordination import CoordinationError, ServiceRefuses
 from jitckpt.hosts.etcd import Etcd, endpoints_of
+from jitckpt.hosts.meeting_entries import meeting_of
 from jitckpt.hosts.rendezvous import own_address, wait_for_name
 
 NO_MASTER = "127.0.0.1"  # torch's, where --master-addr is not given

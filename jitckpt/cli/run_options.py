@@ -431,7 +431,7 @@ def _add_moves(options: argparse._ActionsContainer) -> None:
         type=seconds,
         metavar="SECONDS",
         help="with --broken-device move, on several hosts: all ranks are held so long until a host stands "
-        "by, if none does (default: not at all)",
+        "by, if none does that has room (default: not at all)",
     )
     options.add_argument(
         "--suspendable",

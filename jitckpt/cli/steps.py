@@ -14,7 +14,7 @@ from typing import IO, TYPE_CHECKING
 
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
-from jitckpt.cli.verify import script_of
+from jitckpt.cli.script import script_of
 from jitckpt.errors import JitckptError
 from jitckpt.rehearsal.runs import JITCKPT
 from jitckpt.wire import environment

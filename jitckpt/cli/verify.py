@@ -16,6 +16,7 @@ from rich.table import Table
 from jitckpt.cli.exec import add_device_argument, positive_number
 from jitckpt.cli.parser import Parser
 from jitckpt.cli.progress import shown_progress
+from jitckpt.cli.script import script_of
 from jitckpt.errors import JitckptError
 from jitckpt.faults.injection import FATAL_KINDS
 from jitckpt.rehearsal.runs import OUTPUT, Run, Strike, run_job
@@ -34,7 +35,6 @@ from jitckpt.worker.self_check.comparison import FULL_SELF_CHECK
 
 LEAST_STEPS = 3
 SHOWN_OUTPUT = 4000  # characters
-LAUNCHERS = ("jitckpt run", "torchrun", "python -m torch.distributed.run")
 
 
 class VerifyError(JitckptError):
@@ -110,16 +110,6 @@ def main(arguments: list[str]) -> int:
         return _verify(args, args.keep.absolute())
     with tempfile.TemporaryDirectory(prefix="jitckpt-verify-") as temporary:
         return _verify(args, Path(temporary))
-
-
-def script_of(command: list[str]) -> list[str]:
-    """Return the script with its arguments, without a launcher's name before it."""
-    command = command[1:] if command[:1] == ["--"] else command
-    for launcher in LAUNCHERS:
-        words = launcher.split()
-        if [Path(word).name for word in command[: len(words)]] == words:
-            return command[len(words) :]
-    return command[1:] if command[:1] and Path(command[0]).name in ("python", "python3") else command
 
 
 def _verify(args: argparse.Namespace, folder: Path) -> int:

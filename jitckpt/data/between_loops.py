@@ -21,6 +21,13 @@ TOO_MANY = (
     "Give each pass an epoch of its own, `for epoch in job.epochs(n):`, in the place of a loop over range(n)."
 )
 
+PASSED_BY = (
+    "The restart has not come to the loop over job.batches or job.steps in which the job was: what the "
+    "script decides before it in an epoch (an early stop by an evaluation between two loops) came out "
+    "otherwise with the parameters of the middle. This run differs from an undisturbed one. Give each pass "
+    "over the batches an epoch of its own, `for epoch in job.epochs(n):`, where nothing is decided before it."
+)
+
 
 class Head(Protocol):
     """Looks at what the script computes in a stretch (worker/epoch_head.py)."""
@@ -65,9 +72,14 @@ class BetweenLoops:
         self._said_too_many = False
         self.ended: list[Stretch] = []
 
-    def begin_epoch(self) -> None:
-        """Nothing is known of the new epoch."""
-        self._number, self._begun, self.ended = 0, None, []
+    def begin_epoch(self, *, tells: bool = False, stays_open: bool = False) -> None:
+        """Nothing is known of the new epoch. tells: say so unless all that was saved was gone through.
+
+        stays_open: the stretch that is open belongs to it.
+        """
+        if tells and self._number < len(self.ended):
+            self._warn(PASSED_BY)
+        self._number, self._begun, self.ended = 0, self._begun if stays_open else None, []
 
     def begins(self, frame: FrameType | None = None) -> None:
         """A stretch begins. frame: which is given an epoch."""

@@ -12,7 +12,7 @@ import sys
 import time
 from abc import ABC, abstractmethod
 from array import array
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -24,10 +24,10 @@ import torch
 import xxhash
 from torch.utils.data import DataLoader, IterableDataset
 
-from jitckpt.data import chosen_samples, dealing, made_in_loop
+from jitckpt.data import changed_as_read, chosen_samples, dealing, made_in_loop
 from jitckpt.data.dataset_generators import DatasetGenerators, have_gone_on, lost_places
 from jitckpt.data.generators import Generators
-from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers
+from jitckpt.data.loader_workers import Beginning, CarriedBatch, WithStates, Workers, last_of
 from jitckpt.data.reading_again import ReadingAgain, ReadTime
 from jitckpt.encoding import packed, tree_codec
 from jitckpt.errors import CheckpointError
@@ -58,7 +58,7 @@ class PassState:
     many samples all ranks together had had when it became that; `batches` and `digest` count from there.
     of_others: a save of another layout has told of it. chosen: which samples, packed, as chosen_samples says.
     number: what the loader counts its passes by, of this one. is_of_before: of the epoch before, whose number
-    the sampler may know no more.
+    the sampler may know no more. exit: the exception by which the script has left it, as exits tells of it.
     """
 
     batches: int = 0
@@ -77,6 +77,7 @@ class PassState:
     chosen: bytes = b""
     number: int = 0
     is_of_before: bool = False
+    exit: bytes = b""
 
     def position_in(self, loader: Iterable[Any]) -> int:
         """Return how many batches each rank would have had, had there always been as many as now."""
@@ -111,6 +112,7 @@ class Loader:
         self._places: dict[str, object] | None = None  # lost_places as the last pass began
         self._has_named_places = False
         self.is_new = True  # no pass over it has begun in this process
+        self.named: set[str] = set()  # what its dataset changes and no save holds
         known = any(fits(loader) for fits, _ in OTHER_KINDS)
         if (
             not known
@@ -308,6 +310,8 @@ class OtherPass(Pass):
 class _PlainPass(Pass):
     """Over a plain DataLoader, of which a copy is iterated."""
 
+    _index: Any = None  # of the last sample that is read, if it is known
+
     def _begin(self) -> None:
         loader = self._of.loader
         assert isinstance(loader, DataLoader)
@@ -316,7 +320,8 @@ class _PlainPass(Pass):
         self._generators = self._of.generators
         # Of a dataset that is read in this process; its state goes by number 0, as that of a worker.
         dataset = loader.dataset if loader.num_workers == 0 else None
-        self._of_dataset = DatasetGenerators(dataset, with_places=True)
+        collate = loader.collate_fn if loader.num_workers == 0 else None
+        self._of_dataset = DatasetGenerators(dataset, collate, with_places=True)
         self._begin_plain()
 
     @abstractmethod
@@ -342,8 +347,8 @@ class _PlainPass(Pass):
             state.now = dict(state.at_start)
             self._iterator = of.workers
         else:
-            plain.collate_fn = WithStates(plain.collate_fn)
-            plain.worker_init_fn = Beginning(plain.worker_init_fn, getattr(state, states))
+            begins = Beginning(plain.worker_init_fn, getattr(state, states), plain.collate_fn)
+            plain.collate_fn, plain.worker_init_fn = WithStates(plain.collate_fn), begins
             workers = Workers(plain, state.seed, first)
             state.seed = workers.seed
             if self._persistent:
@@ -352,21 +357,29 @@ class _PlainPass(Pass):
 
     def _restore_dataset(self, states: str) -> None:
         """Put the dataset's own generators back in a pass that goes on; else keep their states for it."""
-        if self._of_dataset:
-            own: dict[int, bytes] = getattr(self.state, states)
-            if self._goes_on and own:
-                self._of_dataset.restore(packed.unpack(own[0]))
-            elif not self._goes_on:
-                self.state.at_start = self.state.now = {0: packed.pack(self._of_dataset.capture())}
+        own: dict[int, bytes] = getattr(self.state, states)
+        if self._goes_on and self._plain.num_workers == 0 and own:
+            self._of_dataset.restore(packed.unpack(own[0]))
+        elif self._of_dataset and not self._goes_on:
+            self.state.at_start = self.state.now = {0: packed.pack(self._of_dataset.capture())}
 
     def _handed_out(self, batch: Any) -> Any:
         if not isinstance(batch, CarriedBatch):
+            self._of_dataset.changed.ended(self._index)
+            self._name_lost(self._of_dataset.changed.lost())
             if self._of_dataset:
                 self.state.now = {0: packed.pack(self._of_dataset.capture())}
             return batch
+        self._name_lost(batch.lost)
         if batch.states is not None:
             self.state.now[batch.worker] = batch.states
         return batch.batch
+
+    def _name_lost(self, names: Sequence[str]) -> None:
+        """Name what the dataset has changed of itself and no save holds: all of one pass is told at once."""
+        if new := [name for name in names if name not in self._of.named]:
+            self._of.named.update(new)
+            self._of.warn(changed_as_read.TOO_MUCH.format(names=", ".join(new)))
 
     def end(self, left: bool = False) -> None:
         super().end(left)
@@ -471,6 +484,9 @@ class _MapPass(_PlainPass):
         for one in indices:
             number += 1
             self._digests[number] = digest = _digest(one, digest)
+            if self._plain.num_workers == 0:
+                self._of_dataset.changed.begins()
+                self._index = last_of(one)
             yield one
 
 

@@ -12,6 +12,8 @@ from functools import cache
 from itertools import islice
 from types import CodeType, FrameType
 
+from jitckpt.system.bytecode import instructions as instructions_of
+
 ForStatement = tuple[CodeType, int]  # its code, and where in it the next minibatch is asked for
 GOES_ELSEWHERE = (
     "A loop over epochs or minibatches was left by `return`, or by `break` with an `else` behind the loop. A "
@@ -46,7 +48,7 @@ def goes_elsewhere(frame: FrameType, asks: ForStatement | None) -> bool:
 
 @cache
 def _instructions(code: CodeType) -> dict[int, dis.Instruction]:
-    return {one.offset: one for one in dis.get_instructions(code)}
+    return {one.offset: one for one in instructions_of(code)}
 
 
 def _next(code: CodeType, offset: int) -> int:

@@ -6,7 +6,8 @@ many more the workers have made. New workers are seeded as those before, run the
 then get the states.
 """
 
-from collections.abc import Callable, Mapping
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch.utils.data import DataLoader, get_worker_info
@@ -19,16 +20,25 @@ from jitckpt.encoding.tree_codec import Encoded
 
 _random: WorkerGenerators | None = None  # in a worker: its own
 _sent: Encoded | None = None
+INDEX = "possibly_batched_index"  # how torch calls the indices of a batch where it collates
+
+
+def last_of(indices: Any) -> Any:
+    """Return the last index of a batch; of one that is none, that."""
+    return indices[-1] if isinstance(indices, list | tuple) and indices else indices
 
 
 class CarriedBatch:
-    """A batch, by which worker, and that worker's states behind it; None if they are as before."""
+    """A batch, by which worker, and that worker's states behind it; None if they are as before.
 
-    def __init__(self, batch: Any, worker: int, states: bytes | None) -> None:
-        self.batch, self.worker, self.states = batch, worker, states
+    lost: what that worker's dataset has changed and no state holds, by names.
+    """
+
+    def __init__(self, batch: Any, worker: int, states: bytes | None, lost: Sequence[str] = ()) -> None:
+        self.batch, self.worker, self.states, self.lost = batch, worker, states, lost
 
     def pin_memory(self) -> "CarriedBatch":
-        return CarriedBatch(pin_memory(self.batch), self.worker, self.states)
+        return CarriedBatch(pin_memory(self.batch), self.worker, self.states, self.lost)
 
 
 class WithStates:
@@ -43,24 +53,27 @@ class WithStates:
         worker = get_worker_info()
         assert _random is not None
         assert worker is not None
+        lost = _random.has_read(last_of(sys._getframe(1).f_locals.get(INDEX)))
         states = _random.capture()
         if states is _sent:
-            return CarriedBatch(batch, worker.id, None)
+            return CarriedBatch(batch, worker.id, None, lost)
         _sent = states
-        return CarriedBatch(batch, worker.id, packed.pack(states))
+        return CarriedBatch(batch, worker.id, packed.pack(states), lost)
 
 
 class Beginning:
     """The loader's worker_init_fn; then a worker that goes on for another one gets that one's states."""
 
-    def __init__(self, begin: Callable[[int], Any] | None, states: Mapping[int, bytes]) -> None:
-        self.begin, self.states = begin, dict(states)
+    def __init__(
+        self, begin: Callable[[int], Any] | None, states: Mapping[int, bytes], collate: object
+    ) -> None:
+        self.begin, self.states, self.collate = begin, dict(states), collate
 
     def __call__(self, worker: int) -> None:
         global _random, _sent  # noqa: PLW0603
         if self.begin is not None:
             self.begin(worker)
-        _random = WorkerGenerators()
+        _random = WorkerGenerators(self.collate)
         _sent = _random.capture()
         if worker in self.states:
             _random.restore(self.states[worker])

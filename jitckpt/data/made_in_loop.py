@@ -228,18 +228,25 @@ def _marks_of(one: Any) -> dict[str, object]:
 
 def _mark(value: Any) -> object:
     if isinstance(value, Tensor):
-        if not value.is_cpu or value.layout is not torch.strided or value.nbytes > MOST_READ:
-            return id(value), None if value.is_inference() else value._version
-        words = value.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
-        return xxhash.xxh3_64_digest(words.numpy().data)
+        return _mark_of_tensor(value)
     if isinstance(value, numpy.ndarray):
         if value.dtype.hasobject or value.nbytes > MOST_READ:
             return id(value)
         return xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).view(numpy.uint8).data)
     if isinstance(value, CONTAINERS):
         size = size_of(value, MOST_PARTS)
-        return (id(value), len(value)) if size is None or size < 0 else repr(value)
+        with suppress(Exception):  # of a class of tensors, which may do anything
+            return (id(value), len(value)) if size is None or size < 0 else repr(value)
+        return id(value), len(value)
     return value
+
+
+def _mark_of_tensor(tensor: Tensor) -> object:
+    is_plain = type(tensor) in (Tensor, nn.Parameter)  # else it need not have memory of its own
+    if not (is_plain and tensor.is_cpu and tensor.layout is torch.strided) or tensor.nbytes > MOST_READ:
+        return id(tensor), None if tensor.is_inference() else tensor._version
+    words = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1).view(torch.uint8)
+    return xxhash.xxh3_64_digest(words.numpy().data)
 
 
 def numbers_of(indices: Any) -> Any:

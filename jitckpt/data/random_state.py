@@ -44,12 +44,17 @@ _COUNTER = struct.Struct("=QQ")  # what a device's generator tells
 _ON_DEVICE = "random.device"
 
 
-class RandomState:
-    """Takes and puts back the state; `device`: the CUDA device, if there is one."""
+# Returns what returns a generator's seed and how far it has come, as _COUNTER has it, if it can be read so.
+CounterOf = Callable[[torch.Generator], Callable[[], bytes] | None]
 
-    def __init__(self, device: torch.device | None) -> None:
+
+class RandomState:
+    """Takes and puts back the state."""
+
+    def __init__(self, device: torch.device | None, counter_of: CounterOf = lambda generator: None) -> None:
+        """device: the CUDA device, if there is one. counter_of: asked of that one's generator."""
         self._device = device
-        self._on_device = None if device is None else _DeviceState(device)
+        self._on_device = None if device is None else _DeviceState(device, counter_of)
         self._python = PythonState(getattr(random.getstate, "__self__", random))
         self._torch = TorchState(torch.default_generator)
         self._numpy = _NumpyState()
@@ -137,7 +142,7 @@ class _NumpyState:
 
     def look(self, seen: Seen) -> None:
         """Look at what changes with every use of it."""
-        seen.attribute(numpy.random.mtrand, "_rand")
+        seen.entry(vars(numpy.random.mtrand), "_rand")
         seen.attribute(numpy.random.mtrand._rand, "_bit_generator")
         generator = numpy.random.mtrand._rand._bit_generator
         if generator is not self._generator:
@@ -253,13 +258,16 @@ class TorchState:
 class _DeviceState:
     """Of a CUDA device's generator, which counts: its state is a seed and how far it has come since."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, counter_of: CounterOf) -> None:
         self._generator = generator = _generator_of(device)
         self._counted = (generator.initial_seed(), generator.get_offset())
         self._state = _bytes_of(generator.get_state())
         self._is_known = self._state == _COUNTER.pack(*self._counted)
+        counter = counter_of(generator)
+        # torch's own functions ask the device first whether it is captured, which takes longer than all else.
+        self.capture = counter if counter is not None and counter() == self._state else self._ask
 
-    def capture(self) -> bytes:
+    def _ask(self) -> bytes:
         """Return all that the generator's get_state says, which takes three times as long."""
         generator = self._generator
         if not self._is_known:

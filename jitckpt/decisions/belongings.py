@@ -5,7 +5,7 @@ Or, a sentence each, what keeps them from being moved. All is judged by what /pr
 
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 # What the kernel shows no way to look into, and CRIU none to make again.
 UNKNOWN_TO_CRIU = {
@@ -23,6 +23,14 @@ EXTERNAL = ("tty[", "file[")  # how the name of a file begins for CRIU that is n
 # CRIU cuts the first letter of a regular file's name as it reads the images: with a path it is the slash.
 FIRST_OF_A_NAME = "f"
 ESTABLISHED, LISTENS = "established", "listens"
+SERVER = "device "  # how the name of a socket begins whose other end is a device's server's
+GLOO = "pt_gloo_runloop"  # the name of the threads of torch's gloo groups, as the kernel keeps it
+GROUP = (
+    "a gloo group, by which ranks are connected by TCP (as to {}): a group of NCCL's alone can go, as that "
+    "of init_process_group('nccl')"
+)
+MOST_SHOWN = 3
+MOST_WRITTEN = 64 << 20  # bytes of a file that goes to another host with who writes it
 
 
 @dataclass(frozen=True)
@@ -45,7 +53,10 @@ class OpenFile:
 
 @dataclass(frozen=True)
 class CarriedProcess:
-    """mapped: the names of what is mapped. tracer: its debugger, 0: none. memory: bytes that are written."""
+    """mapped: the names of what is mapped. tracer: its debugger, 0: none. memory: bytes that are written.
+
+    threads: their names.
+    """
 
     pid: int
     name: str
@@ -54,6 +65,7 @@ class CarriedProcess:
     folder: str = "/"
     tracer: int = 0
     memory: int = 0
+    threads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -78,7 +90,10 @@ class Surroundings:
     """Whom the processes know. agent: the inodes of the agent's sockets to them, with what each is for.
 
     outputs: of the agent's first three files: identity and number. servers, servers_sockets: of the servers
-    of their devices, which end before the dump. elsewhere: they are to go on on another host.
+    of their devices, which end before the dump, or stay where the processes are only written to files; made
+    again, these have no more of them than sockets whose other ends are gone. elsewhere: they are to go on on
+    another host. hosts: the addresses of the job's. written: files that they write and other hosts lack, with
+    their lengths.
     """
 
     agent: Mapping[int, str]
@@ -86,11 +101,16 @@ class Surroundings:
     servers: Collection[int] = ()
     servers_sockets: Collection[int] = ()
     elsewhere: bool = False
+    hosts: Collection[str] = ()
+    written: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class SocketEnd:
-    """A socket of theirs whose other end is the agent's, which makes a new pair. name: what it is for."""
+    """A socket of theirs whose other end is the agent's, which makes a new pair. name: what it is for.
+
+    Or it is a device's server's: then the new pair's other end is closed at once.
+    """
 
     inode: int
     kind: int
@@ -104,7 +124,8 @@ class Carried:
     sockets: whose other ends are the agent's. outputs: what CRIU calls a file that is one of the agent's
     first three, with its number there. external: those of them that are left out of the images. memory:
     names of memory that is the agent's, too. ghosts: bytes of the largest file that has no name. folders:
-    that have to be there. obstacles: sentences that say why the processes can't be moved.
+    that have to be there. written: files whose content goes with them. obstacles: sentences that say why the
+    processes can't be moved.
     """
 
     sockets: tuple[SocketEnd, ...] = ()
@@ -113,6 +134,7 @@ class Carried:
     memory: tuple[str, ...] = ()
     ghosts: int = 0
     folders: tuple[str, ...] = ()
+    written: tuple[str, ...] = ()
     obstacles: tuple[str, ...] = ()
 
 
@@ -121,7 +143,7 @@ def carried(
 ) -> Carried:
     """Return how all belongings of a tree of processes are carried. sockets: by inode."""
     mine = dict(_sockets_of(processes, sockets))
-    ends, obstacles = _ends(mine, around)
+    ends, obstacles = _ends(mine, sockets, around)
     files = [(process, file) for process in processes for file in process.files]
     outputs: dict[str, int] = {}
     for process, file in files:
@@ -129,6 +151,9 @@ def carried(
             outputs[_key(file)] = around.outputs[file.identity]
         elif reason := _obstacle(file, around, {one.pid for one in processes}):
             obstacles.append(_sentence(process, reason))
+        elif around.written.get(file.to, 0) > MOST_WRITTEN:
+            size = f"{around.written[file.to] / 1e6:.1f} MB"
+            obstacles.append(_sentence(process, f"{file.to} open to write, {size} on a disk of this host"))
     for process in processes:
         obstacles += [_sentence(process, reason) for reason in _obstacles_of(process)]
     names = {
@@ -143,8 +168,15 @@ def carried(
         tuple(sorted(memory)),
         max((file.bytes for _, file in files), default=0),
         tuple(sorted({*bound, *(process.folder for process in processes)} - {""})),
+        tuple(sorted(around.written)),
         tuple(dict.fromkeys(obstacles)),
     )
+
+
+def shown(obstacles: Sequence[str]) -> str:
+    """Return sentences for a line."""
+    more = [f"There are {len(obstacles) - MOST_SHOWN} more obstacles."] if len(obstacles) > MOST_SHOWN else []
+    return " ".join([*obstacles[:MOST_SHOWN], *more])
 
 
 def _sockets_of(
@@ -158,23 +190,49 @@ def _sockets_of(
 
 
 def _ends(
-    mine: Mapping[int, tuple[CarriedProcess, Socket]], around: Surroundings
+    mine: Mapping[int, tuple[CarriedProcess, Socket]], sockets: Mapping[int, Socket], around: Surroundings
 ) -> tuple[list[SocketEnd], list[str]]:
     """Return the sockets to the agent, and why others can't be carried."""
     ends, obstacles = [], []
     inside = {one.ends for _, one in mine.values() if one.family == "tcp"}
+    in_groups: dict[CarriedProcess, list[str]] = {}
     for inode, (process, one) in sorted(mine.items()):
+        stays = one.family == "tcp" and one.state == LISTENS and _is_of_host(one.ends[0])
+        if stays and around.elsewhere and GLOO not in process.threads:
+            what = f"a TCP socket that listens at {one.ends[0]}, which is an address of this host"
+            obstacles.append(_sentence(process, what))
         if one.state != ESTABLISHED:
             continue
         if one.family == "tcp":
-            if around.elsewhere and one.ends[::-1] not in inside:
+            if not around.elsewhere or one.ends[::-1] in inside:
+                continue
+            if GLOO in process.threads and _is_in_job(one, around.hosts):
+                in_groups.setdefault(process, []).append(one.ends[1])
+            else:
                 obstacles.append(_sentence(process, f"a TCP connection to {one.ends[1]}"))
         elif one.peer in around.agent:
             ends.append(SocketEnd(inode, one.kind, around.agent[one.peer]))
-        elif one.peer and one.peer not in mine and one.peer not in around.servers_sockets:
-            where = f" at {one.path}" if one.path else ""
+        elif one.peer in around.servers_sockets:
+            ends.append(SocketEnd(inode, one.kind, f"{SERVER}{inode}"))
+        elif one.peer and one.peer not in mine:
+            path = one.path or (sockets[one.peer].path if one.peer in sockets else "")
+            where = f" at {path}" if path else ""
             obstacles.append(_sentence(process, f"a socket{where} whose other end is a process's of its own"))
+    for process, to in in_groups.items():
+        obstacles.append(_sentence(process, GROUP.format(", ".join(to[:MOST_SHOWN]))))
     return ends, obstacles
+
+
+def _is_of_host(end: str) -> bool:
+    """Return whether it is an address that no other host has."""
+    address = end.rpartition(":")[0]
+    return address not in ("0.0.0.0", "::", "::1") and not address.startswith("127.")
+
+
+def _is_in_job(one: Socket, hosts: Collection[str]) -> bool:
+    """Return whether a TCP connection leads to a host of the job, maybe this one."""
+    here, there = (end.rpartition(":")[0] for end in one.ends)
+    return there == here or there in hosts
 
 
 def _key(file: OpenFile) -> str:

@@ -138,6 +138,20 @@ def plan(
     return None
 
 
+def least_every(
+    found: Idle, snapshot_bytes: float, copied_seconds: float, bytes_per_second: float
+) -> int | None:
+    """Return the least number of minibatches whose idle time carries a snapshot; None if there is none."""
+    room = CAUTION * found.idle_seconds * bytes_per_second
+    if room <= 0:
+        return None
+    first = max(1, int(snapshot_bytes / room))  # fewer have not the time
+    for every in range(first, 2 * first + 4):
+        if plan(found, snapshot_bytes, every, copied_seconds, bytes_per_second) is not None:
+            return every
+    return None
+
+
 def within(spans: Sequence[Span], first: float, last: float) -> tuple[Span, ...]:
     """Return what of the spans lies between: what comes later is too late."""
     within = []

@@ -270,8 +270,13 @@ def brings_no_progress(ends: Sequence[tuple[int, str]]) -> bool:
 
     ends: of each start, the newest step that was begun, and the first failure.
     """
-    newest = ends[-SAME_ENDS:]
+    newest = [(step, _kind(failure)) for step, failure in ends[-SAME_ENDS:]]
     return len(newest) == SAME_ENDS and len(set(newest)) == 1 and newest[0][0] > 0
+
+
+def _kind(failure: str) -> str:
+    """Return what of a failure is the same wherever it is noticed: which rank waits first is by chance."""
+    return "a hang" if re.match(r"rank \d+ has waited ", failure) else failure
 
 
 def mistakes(ranks: Iterable[Rank]) -> frozenset[str]:

@@ -28,8 +28,11 @@ def elsewhere(shards: Sequence[int], hosts: Sequence[int]) -> list[tuple[int, ..
     ]
 
 
-def in_words(of_ranks: Sequence[Collection[int]], hosts: int) -> str:
-    """Return what is kept in memory, and why. of_ranks: as from `elsewhere`; some have no others."""
+def in_words(of_ranks: Sequence[Collection[int]], hosts: int, why_cut: str = "") -> str:
+    """Return what is kept in memory, and why. of_ranks: as from `elsewhere`; some have no others.
+
+    why_cut: which of the rest are cut among replicas, a clause; "" for none.
+    """
     alone = [rank for rank, others in enumerate(of_ranks) if not others]
     rest = [rank for rank, others in enumerate(of_ranks) if others]
     where = "host" if hosts > 1 else "device"
@@ -41,6 +44,8 @@ def in_words(of_ranks: Sequence[Collection[int]], hosts: int) -> str:
     of_rest = f"{text}. {listed(rest).capitalize()} keep{'s' if len(rest) == 1 else ''} the same steps"
     if hosts == 1:
         return of_rest
+    if why_cut:
+        return f"{of_rest}; {why_cut}"
     return f"{of_rest}, but only what their replicas on another host do not hold is sent, and goes there"
 
 

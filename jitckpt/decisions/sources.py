@@ -15,21 +15,22 @@ SHOWN_RANKS = 8
 
 
 class Kind(IntEnum):
-    """Kinds of sources, the nearest first."""
+    """Kinds of sources, the nearest first.
 
-    OWN_DEVICE = 0
-    REPLICA_DEVICE = 1
-    OWN_MEMORY = 2
-    PEER_MEMORY = 3
-    PARITY = 4
-    PARTS = 5
-    FILES = 6
+    Devices are none: what is decided here is what a start goes on from, and by then the processes have ended
+    whose memory a device had. What a live replica's device has comes as the files that it saved just in time;
+    where processes live on (transparent mode) devices are read by decisions/recovery.py.
+    """
+
+    OWN_MEMORY = 0
+    PEER_MEMORY = 1
+    PARITY = 2
+    PARTS = 3
+    FILES = 4
 
 
 # Bytes per second, as far as nobody has measured them: only their order matters.
 RATES: Mapping[Kind, float] = {
-    Kind.OWN_DEVICE: 1e12,
-    Kind.REPLICA_DEVICE: 2e10,
     Kind.OWN_MEMORY: 1e10,
     Kind.PEER_MEMORY: 1e9,
     Kind.PARITY: 1e9,
@@ -205,12 +206,10 @@ def _place(source: Piece) -> str:
         return _PLACES[source.kind]
     if isinstance(source, PartOfShard) and source.in_directory:
         return f"a directory of host {source.host}"
-    device = isinstance(source, Source) and source.kind == Kind.REPLICA_DEVICE
-    return f"a replica's device on host {source.host}" if device else f"the memory of host {source.host}"
+    return f"the memory of host {source.host}"
 
 
 _PLACES: Mapping[Kind, str] = {
-    Kind.OWN_DEVICE: "their own devices",
     Kind.OWN_MEMORY: "their own host's memory",
     Kind.PARITY: "parity in other hosts' memory",
     Kind.PARTS: "parts on several hosts",

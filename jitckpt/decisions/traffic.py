@@ -81,11 +81,6 @@ class TrafficSchedule:
     chunks: tuple[Chunk, ...]
     overrun_seconds: float  # by how much the last chunk outlasts the last span: the minibatch grows by it
 
-    def used_seconds(self, span: int) -> float:
-        """From the span's start to the end of its last chunk."""
-        ends = [chunk.send_end_seconds for chunk in self.chunks if chunk.span == span]
-        return max(ends) - self.spans[span].start_seconds if ends else 0.0
-
 
 def schedule_traffic(
     spans: Sequence[Span], checkpoint_bytes: float, replicas: int, link: Link, caution: float = 0.9
@@ -162,35 +157,6 @@ def profile_spans(minibatches: Sequence[Sequence[tuple[float, float]]]) -> tuple
     return tuple(spans)
 
 
-def expected_delay_seconds(schedule: TrafficSchedule) -> float:
-    """How much longer a minibatch gets on average, when spans vary like normal variables.
-
-    Training traffic that comes before a span's chunks are through waits for them:
-    E max(0, used - length) = (used - mean) Phi(z) + deviation phi(z), z = (used - mean) / deviation.
-    """
-    total = 0.0
-    for index, span in enumerate(schedule.spans):
-        used = schedule.used_seconds(index)
-        if used == 0:
-            continue
-        over = used - span.length_seconds
-        if span.deviation_seconds == 0:
-            total += max(0.0, over)
-            continue
-        z = over / span.deviation_seconds
-        density = math.exp(-z * z / 2) / math.sqrt(2 * math.pi)
-        below = math.erfc(-z / math.sqrt(2)) / 2
-        total += over * below + span.deviation_seconds * density
-    return total
-
-
-def delay_seconds(schedule: TrafficSchedule, actual: Sequence[Span]) -> float:
-    """How much longer a minibatch gets with a schedule made for other spans than it meets."""
-    if len(actual) != len(schedule.spans):
-        raise InvalidInput(f"{len(actual)} spans met, {len(schedule.spans)} planned: profile anew")
-    return sum(max(0.0, schedule.used_seconds(i) - span.length_seconds) for i, span in enumerate(actual))
-
-
 def drifted(planned: Sequence[Span], measured: Sequence[Span], samples: int, share: float = 0.1) -> list[int]:
     """Spans whose measured mean left the planned one: by more than `share` of it, and by more than chance.
 
@@ -204,29 +170,3 @@ def drifted(planned: Sequence[Span], measured: Sequence[Span], samples: int, sha
         if difference > share * before.length_seconds and difference > error:
             moved.append(index)
     return moved
-
-
-def most_caution(
-    spans: Sequence[Span],
-    checkpoint_bytes: float,
-    replicas: int,
-    link: Link,
-    *,
-    delay_share: float,
-    minibatch_seconds: float,
-) -> float:
-    """The largest caution (mu), in steps of 0.01, whose expected delay is within a share of the minibatch.
-
-    Raises InvalidInput when none does: save less often then.
-    """
-    limit = number("delay_share", delay_share) * positive("minibatch_seconds", minibatch_seconds)
-    for step in range(100, 0, -1):
-        if (
-            expected_delay_seconds(schedule_traffic(spans, checkpoint_bytes, replicas, link, step / 100))
-            <= limit
-        ):
-            return step / 100
-    raise InvalidInput(
-        f"no caution keeps the expected delay within {delay_share:g} of a minibatch: the idle spans are too "
-        "short for a checkpoint every minibatch"
-    )

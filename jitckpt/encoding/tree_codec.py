@@ -9,7 +9,7 @@ import base64
 import json
 import struct
 from collections import Counter, OrderedDict, deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from math import isfinite
 from typing import Any, NamedTuple
 
@@ -166,7 +166,12 @@ def _encode_array(value: numpy.ndarray[Any, Any], path: Path, tensors: dict[str,
     tensors[name] = (
         torch.frombuffer(data, dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8, device="cpu")
     )
-    return {"$array": name, "dtype": dtype, "shape": list(value.shape)}
+    told = {"$array": name, "dtype": dtype, "shape": list(value.shape)}
+    if value.flags.c_contiguous:
+        return told
+    # From the axis with the largest steps on: how numpy adds up depends on it.
+    order = sorted(range(value.ndim), key=lambda axis: -abs(value.strides[axis]))
+    return told | {"order": order}
 
 
 def _free_name(name: str, tensors: Mapping[str, Tensor]) -> str:
@@ -264,7 +269,17 @@ def _decode_array(
         raise TreeError("A saved array is of Python objects.")
     data = _named_tensor(name, tensors).numpy().tobytes()
     shape = tuple(int(size) for size in _list(tree["shape"]))
-    return numpy.ndarray(shape, dtype, bytearray(data)) if data else numpy.empty(shape, dtype)
+    found: numpy.ndarray[Any, Any] = (
+        numpy.ndarray(shape, dtype, bytearray(data)) if data else numpy.empty(shape, dtype)
+    )
+    return _in_order(found, _list(tree["order"])) if "order" in tree else found
+
+
+def _in_order(value: numpy.ndarray[Any, Any], order: Sequence[Any]) -> numpy.ndarray[Any, Any]:
+    """Return an array with its axes in memory in this order."""
+    if sorted(order) != [*range(value.ndim)]:
+        raise TreeError(f"A saved array of {value.ndim} axes has them in the order {order}.")
+    return numpy.ascontiguousarray(value.transpose(order)).transpose(numpy.argsort(order))
 
 
 def _decode_scalar(value: Json) -> Any:

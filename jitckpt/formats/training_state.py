@@ -13,6 +13,7 @@ from jitckpt.formats import parts
 from jitckpt.formats.parts import Parted, Piece
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SavedState, SaveRecord
+from jitckpt.state import inner_tensors
 from jitckpt.state.host_state import local_parts
 from jitckpt.state.optimizer_state import on_host
 
@@ -43,6 +44,18 @@ class TrainingState:
     notes: list[str] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class MadeOfOthers:
+    """A tensor of an optimizer's state that is made of others: as inner_tensors describes it, and these.
+
+    parts: by their names behind the tensor's. on_host: those that lay there.
+    """
+
+    description: Json
+    parts: Mapping[str, Parted]
+    on_host: frozenset[str]
+
+
 class _Shard:
     """One shard's save, decoded."""
 
@@ -62,9 +75,12 @@ class _Shard:
         self.local = local_parts(self.document["local"], self.tensors, None)
 
 
-def gather(records: Sequence[SaveRecord], *, with_optimizers: bool = True) -> TrainingState:
+def gather(
+    records: Sequence[SaveRecord], *, with_optimizers: bool = True, with_made_of_others: bool = False
+) -> TrainingState:
     """Return the state that these saves hold, one of each shard; tensors are mapped, not read.
 
+    with_made_of_others: whoever asks knows MadeOfOthers, for which torch's state dicts have no name.
     Raises SaveError, which names the tensor, if the saves don't tell how to put one together.
     """
     shards = [_Shard(record) for record in records]
@@ -87,6 +103,7 @@ def gather(records: Sequence[SaveRecord], *, with_optimizers: bool = True) -> Tr
     _add_buffers(state, shards)
     if with_optimizers:
         for number in range(len(first.document["optimizers"])):
+            _refuse_made_of_others(shards, number, knows_whole=with_made_of_others)
             _add_optimizer(state, shards, number)
     return state
 
@@ -172,7 +189,38 @@ def _add_optimizer(state: TrainingState, shards: Sequence[_Shard], number: int) 
         _add_groups(groups, names, shard.progress["groups"][number])
     for (name, key), pieces in held.items():
         state.optimizer_state.setdefault(name, {})[key] = _joined(f"{key} of {name} in the optimizer", pieces)
+    _put_together(state, shards[0], number)
     state.groups += groups
+
+
+def _put_together(state: TrainingState, shard: _Shard, number: int) -> None:
+    """Put tensors that are made of others in the place of these."""
+    tree, prefix = shard.document["optimizers"][number], f"optimizer.{number}.state."
+    flat = [public(name.removeprefix(_MODEL)) for group in tree["names"] for name in group]
+    for name, description in tree.get("wrapped", {}).items():
+        place, key = name.removeprefix(prefix).split(".", 1)
+        own, on_host = state.optimizer_state[flat[int(place)]], set()
+        parts: dict[str, Parted] = {}
+        for called in inner_tensors.names_in(description, key):
+            parts[called.removeprefix(key)] = own.pop(called)
+            if f"{prefix}{place}.{called}" not in shard.tensors.keys() | tree["same"].keys():
+                on_host.add(called.removeprefix(key))
+        own[key] = MadeOfOthers(description, parts, frozenset(on_host))
+
+
+def _refuse_made_of_others(shards: Sequence[_Shard], number: int, *, knows_whole: bool) -> None:
+    for shard in shards:
+        tree = shard.document["optimizers"][number]
+        wrapped = tree.get("wrapped", {})
+        is_shared = not {*tree["same"], *tree["same"].values()}.isdisjoint(wrapped)
+        for name, description in wrapped.items():
+            if knows_whole and not (name in tree["placements"] or is_shared):
+                continue
+            raise SaveError(
+                f"{name} is a {description['class'][1]}, which is made of other tensors: nobody can tell "
+                "which part of these belongs to which part of a parameter, and torch's state dicts have no "
+                "name for them. Export the model alone (--model-only), or go on with as many ranks as before."
+            )
 
 
 def _on_device(

@@ -16,9 +16,12 @@ import torch
 from jitckpt.frameworks import own_checkpoints, protection, script_epochs, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
+from jitckpt.state import attributes
 from jitckpt.worker.agreements import all_say
 
 LOADS_BY = "load_checkpoint"
+# Where an optimizer of DeepSpeed's keeps it: with ZeRO; with fp16 alone.
+SCALERS = ("loss_scaler", "loss_scale_config")
 COUNTERS = ("global_steps", "micro_steps", "global_samples", "skipped_steps")
 
 _engines: "weakref.WeakSet[Any]" = weakref.WeakSet()
@@ -97,17 +100,18 @@ class DeepSpeedTraining:
         if stage > 2 or engine.zero_offload_optimizer() is not None:
             protection.refuse(
                 f"{name}: recognised, but not protected: with ZeRO stage 3 or an optimizer on the host the "
-                "parameters are not where a save could take them. Use DeepSpeed's own checkpoints."
+                "parameters are not where a save could take them. `jitckpt run --mode transparent` takes it; "
+                "else use DeepSpeed's own checkpoints."
             )
             return
         rank, ranks = torch.distributed.get_rank(), torch.distributed.get_world_size()
         is_sharded = stage > 0 and ranks > 1
         if is_sharded:
-            protection.tell(
-                f"with ZeRO stage {stage} each rank's part of the optimizer's state has no replica. If a "
-                "rank is lost, the job goes back to the newest periodic save (jitckpt run --save-every N); "
-                "where there is none it ends. Stage 0 has replicas."
-            )
+            protection.tell_of_parts(f"with ZeRO stage {stage}")
+        checker = getattr(engine.optimizer, "overflow_checker", None)  # it looks anew in each step
+        for one in (checker, *(scaler for _, scaler in self._scalers())):
+            if one is not None and type(one) not in attributes.KEPT_OTHERWISE:
+                attributes.KEPT_OTHERWISE.append(type(one))
         is_monitored = engine.monitor.enabled
         scheduler = engine.lr_scheduler
         self.protection = protection.begin(
@@ -119,7 +123,6 @@ class DeepSpeedTraining:
             left_out=script_loops.left_out(
                 frame,
                 LOADS_BY,
-                *(["a lost rank's part of the optimizer"] if is_sharded else []),
                 *(["rows of its monitor, which come again with their steps"] if is_monitored else []),
                 in_epochs=in_epochs,
             ),
@@ -145,18 +148,23 @@ class DeepSpeedTraining:
 
     def state_dict(self) -> dict[str, Any]:
         engine = self.engine
-        scaler = getattr(engine.optimizer, "loss_scaler", None)
-        scale = (
-            {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
-            if scaler
-            else {}
-        )
-        return {"counters": {name: int(getattr(engine, name)) for name in COUNTERS}, "scale": scale}
+        scales = {
+            at: {name: value for name, value in vars(scaler).items() if isinstance(value, int | float)}
+            for at, scaler in self._scalers()
+        }
+        return {"counters": {name: int(getattr(engine, name)) for name in COUNTERS}, "scales": scales}
+
+    def _scalers(self) -> list[tuple[str, Any]]:
+        """Return what has the scale of losses, by the names that the optimizer has for it."""
+        found = [(name, getattr(self.engine.optimizer, name, None)) for name in SCALERS]
+        return [(name, one) for name, one in found if hasattr(one, "__dict__")]
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take a rank's own state, which may be put back more than once; the one agreed on is newer."""
         state = self._agreed or state
         for name, value in state["counters"].items():
             setattr(self.engine, name, value)
-        for name, value in state["scale"].items():
-            setattr(self.engine.optimizer.loss_scaler, name, value)
+        scales = state["scales"] if "scales" in state else {SCALERS[0]: state["scale"]}
+        for at, scaler in self._scalers():
+            for name, value in scales.get(at, {}).items():
+                setattr(scaler, name, value)

@@ -20,7 +20,7 @@ from jitckpt.data import data_pass
 from jitckpt.data.data_pass import Pass
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
-from jitckpt.frameworks import idle, lightning_logs, lightning_metrics, protection
+from jitckpt.frameworks import idle, lightning_checkpoints, lightning_logs, lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
@@ -44,7 +44,15 @@ REQUEUES = (
     "again (SLURMEnvironment's auto_requeue). jitckpt saves after a failure, from the ranks that are left, "
     "and goes on from its newest save at each start. Both are on; auto_requeue=False leaves Lightning's out."
 )
+TAKEN = ("loops", "callbacks", "datamodule", "checkpoints")  # before each batch
 METRICS = ("_callback_metrics", "_logged_metrics", "_progress_bar_metrics")  # what was logged last, by names
+# It puts another scheduler and averages in the place of what the script gave, and more epochs and passes.
+AVERAGES = "StochasticWeightAveraging"
+NOT_PROTECTED = (
+    "{version}: recognised, but not protected: {callback} changes schedulers, loops and parameters as it "
+    "goes along, which a restart does not do again. `jitckpt run --mode transparent` takes it; else use "
+    "Lightning's own checkpoints."
+)
 BY_HAND = (
     "; what training_step returned and logged at the restored step, which manual optimization makes anew"
 )
@@ -84,6 +92,7 @@ def install(trainer: ModuleType) -> None:
 
     changes = [
         _around(connector, "restore_training_state", lambda call, self: _begin(call, self, version)),
+        _around(trainer.Trainer, "_teardown", _ends),
         _around(connector, "restore", _puts_back_what_was_tried),
         *(_around(module(f"tuner.{name}"), "_try_loop_run", _tries) for name in TUNERS),
         _around(fit, "setup_data", _set_up),
@@ -99,6 +108,7 @@ def install(trainer: ModuleType) -> None:
     for kind, name, method in changes:
         setattr(kind, name, method)
     lightning_logs.install(module("loggers"), module("loggers.csv_logs"))
+    lightning_checkpoints.install(module("callbacks.model_checkpoint"))
 
 
 def _around(kind: Any, name: str, function: Callable[..., Any]) -> tuple[Any, str, Callable[..., Any]]:
@@ -126,13 +136,24 @@ def _begin(call: Callable[[], Any], connector: Any, version: str) -> None:
         return
     vars(trainer).pop(_TRAINING, None)  # of a fit before
     if str(trainer.state.fn) == "fit" or getattr(trainer.state.fn, "value", "") == "fit":
-        training = LightningTraining(trainer, version)
+        training = protection.unless_unknown(version, lambda: LightningTraining(trainer, version))
+        if training is None:
+            return
         lightning_logs.training_begins(trainer, training.protection)
         if training.protection is not None:
             vars(trainer)[_TRAINING] = training
             training.resume()
+            lightning_checkpoints.training_begins(training.protection, training.batches_done)
             if (drawn_from := vars(trainer).pop(_DRAWN_FROM, None)) is not None:
                 training.take_loaders_over(trainer.fit_loop, drawn_from)
+
+
+def _ends(call: Callable[[], Any], trainer: Any, *_: Any) -> None:
+    """All goes to the host, from where a validation or a test behind the training takes it."""
+    training: LightningTraining | None = vars(trainer).get(_TRAINING)
+    if training is not None and training.protection is not None:
+        training.protection.will_change(of_model_alone=False)
+    call()
 
 
 def _puts_back_what_was_tried(call: Callable[[], Any], connector: Any, *_: Any) -> None:
@@ -191,6 +212,8 @@ def _batch_begins(call: Callable[[], Any], loop: Any, fetcher: Any) -> None:
     if (training := _of(loop)) is not None:
         training.batch_begins()
     call()
+    if training is not None:
+        training.batch_ended()
 
 
 def _optimizes(call: Callable[[], Any], loop: Any, *_: Any) -> Any:
@@ -264,10 +287,14 @@ class LightningTraining:
         self._managed: list[Managed] = []
         self._loaded: dict[str, Any] | None = None
         self._again = False  # the restored batch is made once more
+        self._is_to_write = False  # Lightning's own checkpoint of the restored step
         self._is_known = False  # what its training step returned and logged
         strategy = type(trainer.strategy).__name__
         if strategy == "DeepSpeedStrategy" or not trainer.optimizers:
             protection.refuse(f"{version}: recognised, but not protected: it trains with {strategy}.")
+            return
+        if any(AVERAGES in (kind.__name__ for kind in type(one).__mro__) for one in trainer.callbacks):
+            protection.refuse(NOT_PROTECTED.format(version=version, callback=AVERAGES))
             return
         parameter = next(trainer.model.parameters())
         self._random = RandomState(parameter.device if parameter.device.type == "cuda" else None)
@@ -291,7 +318,7 @@ class LightningTraining:
             left_out=LEFT_OUT + _adding_to_checkpoints(trainer) + ("" if is_automatic else BY_HAND),
             keep="keep them in attributes of the LightningModule or of a callback",
             made_up=is_automatic,
-            keeps_attributes=True,
+            keeps_attributes=self._attributes,
         )
 
     # As `extra` of the job.
@@ -330,7 +357,13 @@ class LightningTraining:
         loops["fit_loop"].get("state_dict", {}).pop("combined_loader", None)  # its passes know better
         callbacks = {one.state_key: state for one in trainer.callbacks if (state := one.state_dict())}
         datamodule = {} if trainer.datamodule is None else trainer.datamodule.state_dict()
-        return {"loops": loops, "callbacks": callbacks, "datamodule": datamodule}
+        checkpoints = lightning_checkpoints.state_of(trainer)
+        return {"loops": loops, "callbacks": callbacks, "datamodule": datamodule, "checkpoints": checkpoints}
+
+    def batches_done(self) -> int:
+        """Return how many batches were before the newest."""
+        progress = self._before["loops"]["fit_loop"]["epoch_loop.batch_progress"]
+        return int(progress["total"]["ready"])
 
     @property
     def goes_on(self) -> bool:
@@ -356,11 +389,10 @@ class LightningTraining:
                 one.load_state_dict(loaded["callbacks"][one.state_key])
         if trainer.datamodule is not None and loaded["datamodule"]:
             trainer.datamodule.load_state_dict(loaded["datamodule"])
-        self._before = {name: loaded[name] for name in ("loops", "callbacks", "datamodule")}
+        lightning_checkpoints.put_back(trainer, loaded.get("checkpoints", {}))
+        self._before = {name: loaded.get(name, {}) for name in TAKEN}
         self._put_back()
-        folder = self.protection.native_folder("lightning", f"step={self.protection.restored}")
-        trainer.save_checkpoint(folder / "lightning.ckpt")
-        self._again = True
+        self._again = self._is_to_write = True
         self._is_known = trainer.lightning_module.automatic_optimization and lightning_metrics.can_be_made(
             loaded["logged"]
         )
@@ -409,6 +441,15 @@ class LightningTraining:
         else:  # Lightning counts a restart as a batch that has stepped, by which loggers go
             epoch_loop = self.trainer.fit_loop.epoch_loop
             epoch_loop.on_load_checkpoint(self._before["loops"]["fit_loop"]["epoch_loop.state_dict"])
+
+    def batch_ended(self) -> None:
+        """All that Lightning does with a batch is done: loops, schedulers and callbacks have counted it."""
+        # Right behind a restart its loop may come here without a batch.
+        if self._is_to_write and not self._again:
+            self._is_to_write = False
+            assert self.protection is not None
+            folder = self.protection.native_folder("lightning", f"step={self.protection.restored}")
+            self.trainer.save_checkpoint(folder / "lightning.ckpt")
 
     def optimize(self, call: Callable[[], Any]) -> Any:
         """Make the training step, and the optimizer's; of the restored batch without the latter."""

@@ -1,7 +1,7 @@
 """Megatron-core: what get_megatron_optimizer brings together is the state, and the loop is the script's own.
 
 Its random numbers for dropout are kept by jitckpt.state.trackers. With the distributed optimizer each rank
-has another part of the optimizer's state, which nobody else has: that is not protected.
+has another part of the optimizer's state, which nobody else has: then each rank is a shard of its own.
 """
 
 import sys
@@ -10,22 +10,18 @@ from importlib.metadata import version
 from types import FrameType, ModuleType
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from jitckpt.frameworks import protection, script_epochs, script_loops
 from jitckpt.frameworks.protection import FrameworkProtection
 from jitckpt.frameworks.script_pass import ScriptPass
-from jitckpt.state import parallel
+from jitckpt.state import attributes, parallel
 from jitckpt.worker import job as jobs
 
 NO_LOADER = (
     "the script takes its batches from no torch DataLoader, so nothing tells where its loop is. Call "
     "jitckpt.init and take job.steps (docs/guides/user-level.md)."
-)
-SHARDED = (
-    "with the distributed optimizer each rank's part of the optimizer's state has no replica. Use Megatron's "
-    "own checkpoints, or train without use_distributed_optimizer."
 )
 
 _made: "Made | None" = None  # by the newest call
@@ -75,6 +71,15 @@ def _goes_on(frame: FrameType) -> FrameworkProtection | None:
     return _made.protection
 
 
+def _leave_buffers() -> None:
+    """What its DDP keeps of parameters and gradients is theirs; a distributed optimizer has that in it."""
+    module = sys.modules.get("megatron.core.distributed.param_and_grad_buffer")
+    for name in ("_ParamAndGradBuffer", "_ParamAndGradBucket", "_ParamAndGradBucketGroup"):
+        kind = getattr(module, name, None)
+        if kind is not None and kind not in attributes.KEPT_OTHERWISE:
+            attributes.KEPT_OTHERWISE.append(kind)
+
+
 class Made:
     """What one call has made: a training, or none."""
 
@@ -96,12 +101,15 @@ class Made:
         """
         if protection.is_taken():
             return
-        if refusal is None and getattr(self._config, "use_distributed_optimizer", False):
-            refusal = SHARDED
         name = f"megatron-core {version('megatron-core')}"
         if refusal is not None:
             protection.refuse(f"{name}: recognised, but not protected: {refusal}")
             return
+        _leave_buffers()
+        has_parts = getattr(self._config, "use_distributed_optimizer", False)
+        is_sharded = has_parts and distributed.get_world_size() > 1
+        if is_sharded:
+            protection.tell_of_parts("with the distributed optimizer")
         module = sys.modules.get("megatron.core.optimizer_param_scheduler")
         schedulers = [] if module is None else parallel.all_of(module.OptimizerParamScheduler)
         self.protection = protection.begin(
@@ -112,6 +120,7 @@ class Made:
             progress=None,  # it counts nothing itself
             left_out="" if in_epochs else script_loops.LEFT_OUT,
             keeps_variables=True,
+            shard=(distributed.get_rank(), distributed.get_world_size()) if is_sharded else None,
         )
         if self.protection is not None:
             # What the script does after Megatron's step, as its scheduler's, belongs to it.

@@ -1,6 +1,7 @@
 """Small notes of a framework's training in the checkpoint directory, which a restart reads."""
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ def read(path: Path) -> Any:
 
 
 def write(path: Path, content: Any) -> None:
-    """Note this in the place of what is noted there."""
-    new = path.with_suffix(".new")
+    """Note this in the place of what is noted there; hosts that share the directory may do so at once."""
+    new = path.with_suffix(f".{os.environ.get('RANK', '0')}.new")
     new.write_text(json.dumps(content))
     new.replace(path)

@@ -13,7 +13,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -22,11 +22,14 @@ from jitckpt.console import say
 from jitckpt.data.loop import Iteration
 from jitckpt.errors import CheckpointError, JitckptError, LeftToScriptError
 from jitckpt.frameworks import own_checkpoints
+from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
 from jitckpt.worker import advice, agreements
 from jitckpt.worker import job as jobs
 from jitckpt.worker.job import Job
+
+_Protected = TypeVar("_Protected")
 
 _current: "FrameworkProtection | None" = None
 _taken = ""  # the framework that has taken this process's training in hand, or was refused
@@ -86,6 +89,10 @@ class FrameworkProtection:
         """Put back what this rank alone knows, however often, as it was after the restored step."""
         self.job.put_back()
 
+    def will_change(self, *, of_model_alone: bool) -> None:
+        """The training is over, and the framework puts others in the place of its parameters, or of all."""
+        self.job.will_change(of_model_alone=of_model_alone)
+
     def was_repetition(self) -> None:
         """The forward pass that was just made belongs to the restored step, and to no other."""
         self.job.forget_pass()
@@ -130,7 +137,7 @@ def begin(
     keep: str = "keep them in attributes or buffers of the model",
     shard: tuple[int, int] | None = None,
     made_up: bool = False,
-    keeps_attributes: bool = False,
+    keeps_attributes: PlainAttributes | None = None,
     keeps_variables: bool = False,
     loads_by: str = "",
 ) -> FrameworkProtection | None:
@@ -139,9 +146,9 @@ def begin(
     framework: its name and version. left_out: a clause that names what a restart does not bring back. keep:
     words that say where what the script carries on itself is kept, as "keep them in ...". shard:
     which part of the state this rank holds alone, and how many there are, where nothing else tells. made_up:
-    the adapter has the framework do again whatever follows the restored step. keeps_attributes: it keeps
-    those of the model's modules itself. keeps_variables: the loop is the script's, so its variables are kept.
-    loads_by: what the script loads the framework's own checkpoints by.
+    the adapter has the framework do again whatever follows the restored step. keeps_attributes: in these
+    it keeps those of the model's modules itself. keeps_variables: the loop is the script's, so its variables
+    are kept. loads_by: what the script loads the framework's own checkpoints by.
     Raises CheckpointError if there are saves but none can be used: nothing ever starts over silently.
     """
     global _current  # noqa: PLW0603
@@ -177,8 +184,9 @@ def begin(
     }
     job.made_up = made_up
     job.trust_extra()
-    if keeps_attributes:
-        job.leave_attributes()
+    if keeps_attributes is not None:
+        job.leave_attributes(keeps_attributes)
+    job.keep_generators()
     if keeps_variables:
         job.keep_variables()
     _current = _restored(framework, job, loads_by)
@@ -196,6 +204,8 @@ def _restored(framework: str, job: Job, loads_by: str) -> FrameworkProtection | 
         why = own_checkpoints.LEFT_TO_IT.format(method=loads_by, root=job.root)
         _say_first(f"{framework}: recognised, but not protected in this start: {why}")
         return None
+    except (AttributeError, ImportError) as error:
+        raise CheckpointError(f"{framework} can't be brought back: {error!r}") from error
     if restored == 0:
         own_checkpoints.keep(job.root, job.identity.rank)
     return FrameworkProtection(job, restored)
@@ -253,6 +263,20 @@ def tell(text: str) -> None:
     _say_first(text)
 
 
+def tell_of_parts(where: str) -> None:
+    """Say that each rank has another part of the optimizer's state, and what protects that."""
+    if (tier := environment.MEMORY_TIER.get()) not in ("", "off"):
+        protector = f"It is kept in host memory, from where it comes back (--memory-tier {tier})."
+    elif (every := environment.SAVE_EVERY.get()) is not None:
+        protector = f"If a rank is lost, the job goes back to its newest save (--save-every {every})."
+    else:
+        protector = (
+            "If a rank is lost, the job ends: start it with `jitckpt run --memory-tier auto`, or with "
+            "--save-every N."
+        )
+    tell(f"{where} each rank's part of the optimizer's state has no replica. {protector}")
+
+
 def is_taken() -> bool:
     """Whether a framework has this process's training in hand, or was refused."""
     return bool(_taken)
@@ -261,6 +285,24 @@ def is_taken() -> bool:
 def agree(said: Any) -> list[Any]:
     """Return what all ranks say, by rank; every rank has to call it. For plain values that JSON holds."""
     return agreements.all_say(said)
+
+
+def unless_unknown(name: str, protected: Callable[[], _Protected | None]) -> _Protected | None:
+    """Return what `protected` does; None, with a line, if it asks the framework for what that has not.
+
+    A newer version may be built otherwise, and its trainings go on as without jitckpt. One that is brought
+    back by then does not: its parameters are those of the save, and the rest would begin anew.
+    """
+    try:
+        return protected()
+    except (AttributeError, ImportError) as error:
+        if _current is not None and _current.restored:
+            raise
+        end(
+            f"{name}: recognised, but not protected: it is built otherwise than the versions that jitckpt "
+            f"knows ({error})."
+        )
+        return None
 
 
 def once(install: Callable[[Any], None]) -> Callable[[Any], None]:

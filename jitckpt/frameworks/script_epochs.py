@@ -8,7 +8,7 @@ done once more.
 """
 
 import builtins
-import dis
+import os
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,7 +26,9 @@ from jitckpt.data import generators
 from jitckpt.errors import CheckpointError
 from jitckpt.frameworks import notes, protection
 from jitckpt.frameworks.protection import FrameworkProtection
-from jitckpt.worker import carried_names, directory, frames
+from jitckpt.system.bytecode import instructions as instructions_of
+from jitckpt.system.bytecode import place_in
+from jitckpt.worker import agreements, carried_names, directory, frames
 
 FILE = "script_epochs.json"
 MOST_BEGUN = 8  # at one place, before the training: a loop in another one, or in what is called often
@@ -50,6 +52,7 @@ _begin: _Begin | None = None  # while we wait for the loop
 _watched: list[dict[str, Any]] = []  # the variables of modules in which range is ours
 _running: list["ScriptEpochs"] = []  # loops that may be the one over epochs, from the outermost on
 _found: "ScriptEpochs | None" = None
+_known_place: list[Any] = []  # where the start before had found it; one thing, once all ranks have said it
 _begun: "Counter[tuple[CodeType, int]]" = Counter()  # loops, by their places
 _until_trained: RemovableHandle | None = None
 
@@ -67,7 +70,7 @@ class Range(metaclass=_IsRange):
         if protection.is_taken():
             end()
         frame = sys._getframe(1)
-        place = frame.f_code, frame.f_lasti
+        place = frame.f_code, place_in(frame)
         if (
             _begin is None
             or not numbers
@@ -86,7 +89,7 @@ class ScriptEpochs:
         """frame: it has the loop. asks: where in its code the loop asks for the next number."""
         self._numbers, self._asks = numbers, asks
         self._frame: FrameType | None = frame
-        self._place = [frame.f_globals.get("__name__"), frame.f_code.co_qualname, frame.f_lasti]
+        self._place = [frame.f_globals.get("__name__"), frame.f_code.co_qualname, place_in(frame)]
         self._drawn_from = b""  # all generators, packed, as the first epoch began
         self.is_in_first = False
         self._epochs: Iterator[int] | None = None  # the job's
@@ -95,10 +98,11 @@ class ScriptEpochs:
         return len(self._numbers)
 
     def __iter__(self) -> Iterator[int]:
-        if _begin is not None and self._frame is not None and self._place == _known_place():
+        if _begin is not None and self._frame is not None and [self._place] == _known_place:
             begin, frame = _begin, self._frame
             if (training := begin(frame)) is not None:
                 self._is_found()
+                self._note_place(training)  # a host that came in another's place has no note
                 self._epochs = training.job.loop.epochs(len(self), frame)
         if self._epochs is None:
             yield from self._until_found()
@@ -126,8 +130,13 @@ class ScriptEpochs:
         next(self._epochs)
         job.loop.epoch_began_with(self._drawn_from)
         job.look_at_epochs(self._frame, self._asks)
-        if job.identity.rank == 0:
-            notes.write(job.root / FILE, self._place)
+        self._note_place(training)
+
+    def _note_place(self, training: FrameworkProtection) -> None:
+        """Note where the loop is, on each host: any may be lost, and directories are often their own."""
+        file = training.job.root / FILE
+        if os.environ.get("LOCAL_RANK", "0") == "0" and notes.read(file) != self._place:
+            notes.write(file, self._place)
 
     def _is_found(self) -> None:
         global _found  # noqa: PLW0603
@@ -140,6 +149,9 @@ def watch(frame: FrameType, begin: _Begin) -> None:
     if _found is not None or protection.is_taken():
         return
     _begin = begin
+    if not _known_place:
+        said = agreements.all_say(notes.read(directory.root_of(None) / FILE))
+        _known_place.append(next((place for place in said if place is not None), None))
     if _until_trained is None:
         _until_trained = register_module_forward_pre_hook(_trains)
     modules = [sys.modules["__main__"].__dict__, *(one.f_globals for one in frames.scripts_frames(frame))]
@@ -169,7 +181,9 @@ def training_begins(training: FrameworkProtection | None, frame: FrameType) -> N
         raise CheckpointError(ANOTHER_LOOP.format(epoch=training.job.loop.epoch))
     if training.restored == 0 and may_be_found():
         _running[0].found(training)
-    elif any(carried_names.loops_around(one.f_code, (one.f_lasti,)) for one in frames.scripts_frames(frame)):
+    elif any(
+        carried_names.loops_around(one.f_code, (place_in(one),)) for one in frames.scripts_frames(frame)
+    ):
         protection.tell(GONE_THROUGH)
 
 
@@ -190,7 +204,7 @@ def end() -> None:
 @cache
 def loop_over(code: CodeType, at: int) -> int | None:
     """Return where the for statement asks that iterates what a call at this place returns, also in a bar."""
-    instructions = [one for one in dis.get_instructions(code) if one.opname != "EXTENDED_ARG"]
+    instructions = instructions_of(code)
     behind = [one for one in instructions if one.offset > at]
     inside = [*takewhile(lambda one: one.opname != "GET_ITER", behind)]
     following = behind[len(inside) + 1 : len(inside) + 2]
@@ -200,7 +214,3 @@ def loop_over(code: CodeType, at: int) -> int | None:
     is_one_expression = not any("STORE" in one.opname or "JUMP" in one.opname for one in inside)
     is_bars = len(calls) == 1 and bool(BARS & carried_names.names_in(code, calls[0]))
     return following[0].offset if is_one_expression and (is_bars or not inside) else None
-
-
-def _known_place() -> object:
-    return notes.read(directory.root_of(None) / FILE)

@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt.data import progress_bars
 from jitckpt.frameworks import own_checkpoints, protection
+from jitckpt.system.bytecode import place_in
 
 LEFT_OUT = "evaluations in epochs that are done are made again"
 
@@ -61,7 +62,7 @@ def why_not(frame: FrameType | None) -> str | None:
         frame = frame.f_back
     if frame is None:
         return None
-    doing = dis.opname[frame.f_code.co_code[frame.f_lasti]] if frame.f_lasti >= 0 else ""
+    doing = dis.opname[frame.f_code.co_code[place_in(frame)]] if frame.f_lasti >= 0 else ""
     by_hand = doing.startswith("CALL") and {"iter", "cycle"} & {*frame.f_code.co_names}
     if by_hand or frame.f_code.co_flags & inspect.CO_GENERATOR:
         return (

@@ -1,12 +1,13 @@
 """A pass over a loader in a loop of the script's own, whose counts beside the batches go on as well."""
 
-import dis
 from collections.abc import Iterable
 from types import FrameType
 from typing import Any
 
 from jitckpt.data.loop import Iteration
 from jitckpt.frameworks import protection
+from jitckpt.system.bytecode import instructions as instructions_of
+from jitckpt.system.bytecode import place_in
 from jitckpt.worker import carried_names
 from jitckpt.worker.job import Job
 
@@ -30,9 +31,8 @@ class ScriptPass(Iteration):
 
 def counts_beside(frame: FrameType) -> str:
     """Return which function that can't go on counts the batches that this frame iterates; "" for none."""
-    instruction = next(
-        (one for one in dis.get_instructions(frame.f_code) if one.offset == frame.f_lasti), None
-    )
+    place = place_in(frame)
+    instruction = next((one for one in instructions_of(frame.f_code) if one.offset == place), None)
     if instruction is None or not instruction.opname.startswith("CALL"):
         return ""
     names = carried_names.names_in(frame.f_code, instruction)

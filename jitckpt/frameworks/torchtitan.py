@@ -7,6 +7,7 @@ torchtitan's, a validation) is done again unless a rank came to its end.
 """
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from importlib.metadata import version
 from types import ModuleType
 from typing import Any
@@ -59,6 +60,10 @@ def install(checkpoint: ModuleType) -> None:
 
 def _begin(trainer: Any) -> "TorchtitanTraining | None":
     name = f"torchtitan {version('torchtitan')}"
+    return protection.unless_unknown(name, lambda: _protected(trainer, name))
+
+
+def _protected(trainer: Any, name: str) -> "TorchtitanTraining | None":
     refusal = _why_not(trainer)
     if refusal is not None:
         protection.refuse(f"{name}: recognised, but not protected: {refusal}")
@@ -68,14 +73,18 @@ def _begin(trainer: Any) -> "TorchtitanTraining | None":
 
 def _why_not(trainer: Any) -> str | None:
     if lacking := [attribute for attribute in NEEDED if not hasattr(trainer, attribute)]:
-        return f"its Trainer has no {lacking[0]}: version 0.2 has."
+        return f"its Trainer has no {lacking[0]}: versions 0.2 and 0.3 have."
     if getattr(getattr(trainer, "ft_manager", None), "enabled", False):
         return "torchft is on, which has other ranks go on without those that fail."
     if type(trainer.optimizers).__name__ == "OptimizersInBackwardContainer":
         return "it makes its optimizer steps within the backward pass (optimizer.early_step_in_backward)."
-    if trainer.job_config.training.enable_cpu_offload:
+    if _settings(trainer).training.enable_cpu_offload:
         return "its parameters are on the host (training.enable_cpu_offload)."
     return None
+
+
+def _settings(trainer: Any) -> Any:
+    return trainer.config if hasattr(trainer, "config") else trainer.job_config  # the latter in 0.2
 
 
 class _Loader(Managed):
@@ -163,8 +172,9 @@ class TorchtitanTraining:
 
     def _end_step(self) -> None:
         """Do what the Trainer does after its step."""
-        trainer, settings = self.trainer, self.trainer.job_config
+        trainer, settings = self.trainer, _settings(self.trainer)
         trainer.checkpointer.save(trainer.step, last_step=trainer.step == settings.training.steps)
-        if settings.validation.enable and trainer.validator.should_validate(trainer.step):
-            with trainer.loss_fn.no_rescale():
+        validates = settings.validator if hasattr(settings, "validator") else settings.validation
+        if validates.enable and trainer.validator.should_validate(trainer.step):
+            with getattr(trainer.loss_fn, "no_rescale", nullcontext)():  # which 0.2 has
                 trainer.validator.validate(trainer.model_parts, trainer.step)

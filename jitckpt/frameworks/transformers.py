@@ -12,23 +12,30 @@ it was done: where one rank has not come so far, all do it again, from the forme
 import dataclasses
 import json
 from collections.abc import Mapping
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
-from jitckpt.data import data_pass
-from jitckpt.data.random_state import RandomState
-from jitckpt.encoding import packed
+from jitckpt.data import data_pass, generators
 from jitckpt.frameworks import protection, read_ahead
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
+from jitckpt.state import parallel
 from jitckpt.state.module_attributes import names_set_by
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
 from jitckpt.system import installed
 
-NEEDED = ("_init_training_state", "_prepare_for_training", "_run_epoch", "_maybe_log_save_evaluate")
+NEEDED = (
+    "_init_training_state",
+    "_prepare_for_training",
+    "_run_epoch",
+    "_maybe_log_save_evaluate",
+    "_load_best_model",
+)
 _TRAINING = "_jitckpt_training"
+ON_DEVICE = ("tr_loss", "grad_norm")  # they are the same before and behind what follows a step
 _NUMBERS = (
     "_total_loss_scalar",
     "_globalstep_last_logged",
@@ -113,10 +120,11 @@ def _wrap_epoch(kind: Any) -> None:
 
 def _wrap_step(kind: Any) -> None:
     """Hear what a step is made of, and when all that belongs to it is done."""
-    train_step, grad_norm, end_of_step = (
+    train_step, grad_norm, end_of_step, load_best = (
         kind.training_step,
         kind._get_grad_norm,
         kind._maybe_log_save_evaluate,
+        kind._load_best_model,
     )
 
     def training_step(self: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
@@ -126,6 +134,8 @@ def _wrap_step(kind: Any) -> None:
 
     def _get_grad_norm(self: Any, *args: Any, **kwargs: Any) -> Any:
         found = grad_norm(self, *args, **kwargs)
+        if parallel.is_distributed(found):
+            found = found.full_tensor()  # a part of FSDP2's sum says nothing alone; to log it takes the same
         if _TRAINING in vars(self):
             vars(self)[_TRAINING].grad_norm = found
         return found
@@ -138,6 +148,11 @@ def _wrap_step(kind: Any) -> None:
         end_of_step(self, tr_loss, norm, *args, learning_rate=learning_rate, **kwargs)
         training.step_ended(learning_rate)
 
+    def _load_best_model(self: Any) -> None:
+        vars(self)[_TRAINING].will_change()
+        load_best(self)
+
+    kind._load_best_model = _load_best_model
     kind.training_step = training_step
     kind._get_grad_norm = _get_grad_norm
     kind._maybe_log_save_evaluate = _maybe_log_save_evaluate
@@ -194,6 +209,8 @@ class TransformersTraining:
         self._coming: torch.Tensor | None = (
             None  # a loss whose backward pass is made, not yet among the others
         )
+        self._losses_before: torch.Tensor | None = None  # as the newest step was made
+        self._is_zero = False  # the sum of losses, as it was logged and nothing was added since
         self._in_step = False  # the optimizer step is about to be made, or is, and its end not yet
         self._pending = False  # what belongs to the restored step is not done
         self._resumes = self._evaluates_first = False
@@ -222,6 +239,7 @@ class TransformersTraining:
             "state": json.dumps(self._trainer_state()),
             "log": self._log_bytes(),
             "tr_loss": self._losses(),
+            "is_zero": self._is_zero,
             "in_step": self._in_step,
             "grad_norm": self.grad_norm,
             "learning_rate": rate,
@@ -236,9 +254,15 @@ class TransformersTraining:
         }
 
     def _losses(self) -> torch.Tensor | None:
-        """Return the Trainer's sum of losses as it is once the loss is added whose backward pass is made."""
+        """Return the Trainer's sum of losses as it is once the loss is added whose backward pass is made.
+
+        That a log has set it to zero is said beside it: a rank that dies then has the sum on the device as it
+        was before, which serves where the log is made again.
+        """
         trainer, coming = self.trainer, self._coming
         losses: torch.Tensor | None = getattr(trainer, "_tr_loss", None)
+        if self._is_zero and self._losses_before is not None:
+            return self._losses_before
         if losses is None or coming is None:
             return losses
         if trainer.args.logging_nan_inf_filter:
@@ -313,7 +337,6 @@ class TransformersTraining:
         )
         if self._protection is None:
             return loader
-        self._random = RandomState(trainer.args.device if trainer.args.device.type == "cuda" else None)
         trainer.callback_handler.callbacks.insert(0, _callback(self))
         backward = trainer.accelerator.backward
 
@@ -339,7 +362,8 @@ class TransformersTraining:
         state = json.loads(loaded["state"])
         self._pending = any(protection.agree(state["global_step"] - self._steps_before < restored))
         if self._pending and "before_end" in loaded:
-            loaded = self._loaded = loaded["before_end"]
+            shared = {name: loaded[name] for name in ON_DEVICE}
+            loaded = self._loaded = shared | loaded["before_end"]
             state, log = json.loads(loaded["state"]), log[: loaded["logged"]]
         norm = loaded["grad_norm"]
         own = {
@@ -352,9 +376,7 @@ class TransformersTraining:
         step = self._steps_before + restored
         folder = self._protection.native_folder("transformers", f"checkpoint-{step}")
         self.folder = str(folder)
-        if trainer.args.local_process_index == 0:
-            told = state | {"global_step": step, "log_history": log}
-            (folder / "trainer_state.json").write_text(json.dumps(told, indent=2) + "\n")
+        self._write_state(state | {"global_step": step, "log_history": log})
         protection.agree(None)
         arguments = trainer.args
         makes_callbacks = arguments.restore_callback_states_from_checkpoint
@@ -364,10 +386,9 @@ class TransformersTraining:
         _put_back_callbacks(self._stateful_callbacks(), state["stateful_callbacks"])
         self._evaluates_first, arguments.eval_on_start = arguments.eval_on_start, False  # it has by now
         trainer.state.stateful_callbacks = state["stateful_callbacks"]
-        trainer.save_model(self.folder, _internal_call=True)
-        trainer._save_optimizer_and_scheduler(self.folder)
-        trainer._save_scaler(self.folder)
-        trainer._save_rng_state(self.folder)
+        trainer.state.log_history = log  # the checkpoint has the first rank's
+        if not self._pending:
+            self._write_rest()
         trainer.state.global_step = state["global_step"]
         self.grad_norm, self.learning_rate = of_step["norm"], of_step["rate"]
         self.first_epoch = self._epochs_before + self._protection.epoch
@@ -376,12 +397,28 @@ class TransformersTraining:
             _installed.skip_first_batches(self._loader, skipped)
         self._loader.goes_on = self._resumes = True
 
+    def _write_state(self, state: Mapping[str, Any]) -> None:
+        """Write the Trainer's state into its own checkpoint."""
+        assert self.folder is not None
+        if self.trainer.args.local_process_index == 0:
+            Path(self.folder, "trainer_state.json").write_text(json.dumps(state, indent=2) + "\n")
+
+    def _write_rest(self) -> None:
+        """Write all else of it, as the Trainer does."""
+        self.trainer.save_model(self.folder, _internal_call=True)
+        self.trainer._save_optimizer_and_scheduler(self.folder)
+        self.trainer._save_scaler(self.folder)
+        self.trainer._save_rng_state(self.folder)
+
     def train_begins(self) -> None:
         """The Trainer has set its sums to zero."""
         if self._resumes and self._loaded is not None:
             for name, value in self._loaded["numbers"].items():
                 setattr(self.trainer, name, value)
-            self.trainer._tr_loss.copy_(self._loaded["tr_loss"])
+            if self._loaded.get("is_zero", False):
+                self.trainer._tr_loss.zero_()
+            else:
+                self.trainer._tr_loss.copy_(self._loaded["tr_loss"])
 
     def epoch_begins(self, **kwargs: Any) -> Mapping[str, Any]:
         """Return what the Trainer's epoch is to be called with."""
@@ -425,7 +462,7 @@ class TransformersTraining:
         """Do what the Trainer does after the optimizer step of the restored step, as it does it."""
         trainer = self.trainer
         if self._loaded is not None and "random" in self._loaded:
-            self._random.restore(packed.unpack(bytes(self._loaded["random"].cpu().numpy().tobytes())))
+            generators.put_all(bytes(self._loaded["random"].cpu().numpy().tobytes()))
         handler, args = trainer.callback_handler, trainer.args
         trainer.control = handler.on_optimizer_step(args, trainer.state, trainer.control)
         trainer.state.global_step += 1
@@ -441,11 +478,14 @@ class TransformersTraining:
             epoch["start_time"],
             learning_rate=self.learning_rate,
         )
+        # Only now it is what the Trainer's own is behind this step.
+        self._write_state(self._trainer_state() | {"log_history": trainer.state.log_history})
+        self._write_rest()
 
     def backward_begins(self, loss: torch.Tensor) -> None:
         """This loss is the rank's own, and from now on the others may step without it."""
         if self._protection is not None:
-            self._coming, self._before_end = loss.detach(), None
+            self._coming, self._before_end, self._is_zero = loss.detach(), None, False
             self._protection.changed()
 
     def backward_ended(self) -> None:
@@ -460,22 +500,31 @@ class TransformersTraining:
         """What follows may come to its end on some ranks and not on others."""
         if not self._in_step:
             return  # what follows the restored step is done again
+        self._is_zero = False
         told = self._told()
-        random = torch.frombuffer(bytearray(packed.pack(self._random.capture())), dtype=torch.uint8)
+        random = torch.frombuffer(bytearray(generators.all_packed()), dtype=torch.uint8)
         losses = None if told["tr_loss"] is None else told["tr_loss"].clone()  # the Trainer sets it to zero
         logged = len(self.trainer.state.log_history)
         self._step_made = told | {"tr_loss": losses, "random": random, "logged": logged}
 
     def step_ended(self, learning_rate: float | None) -> None:
         """The Trainer has counted, logged, evaluated and saved what it does after a step."""
+        self._is_zero = self.trainer._globalstep_last_logged == self.trainer.state.global_step
         if self._in_step:
             self._in_step, self.learning_rate = False, learning_rate
             if self._step_made is not None:
-                kept = {name: value for name, value in self._step_made.items() if name != "log"}
+                told = self._step_made.items()
+                kept = {name: value for name, value in told if name not in ("log", *ON_DEVICE)}
+                self._losses_before = self._step_made["tr_loss"]
                 self._before_end, self._step_made = kept, None
             if self._protection is not None:
                 say_problems(self._attributes)
                 self._protection.step_is_over()
+
+    def will_change(self) -> None:
+        """The training is over, and the best parameters take the place of the last: a save needs these."""
+        if self._protection is not None:
+            self._protection.will_change(of_model_alone=True)
 
     def at_epochs_end(self, norm: Any, learning_rate: float | None) -> tuple[Any, float | None]:
         """Return these as the last step left them, in an epoch of which this process made none."""

@@ -9,7 +9,6 @@ busy their agents are: an agent whose machine does, and that itself says nothing
 import asyncio
 import contextlib
 import errno
-import itertools
 import os
 import socket
 import threading
@@ -22,7 +21,10 @@ from typing import Any, TypeVar
 
 from jitckpt.console import say
 from jitckpt.hosts import link
+from jitckpt.hosts.last_words import Leave
 from jitckpt.hosts.link import LinkError
+from jitckpt.hosts.receipts import Receipts
+from jitckpt.hosts.way_in import WayIn
 from jitckpt.wire import agents, checked
 from jitckpt.wire.checked import ProtocolError
 from jitckpt.wire.hosts import Host
@@ -30,7 +32,6 @@ from jitckpt.wire.hosts import Host
 HEARTBEAT = 1.0  # seconds
 PATIENCE = 6  # times the seconds that a machine may be silent, for an agent on a machine that is not
 MOST_STRANGERS = 256  # connections that have not proved yet that they belong here
-CROWD_PAUSES = (0.1, 0.5, 1.0)  # seconds between the tries to get in where there are many strangers
 # What the kernel says of a connection whose other end is silent.
 SILENT_ERRORS = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH)
 
@@ -92,6 +93,7 @@ class Hosts:
         second one, at `memory_address`.
         """
         self._takes_place = takes_place
+        self.is_changed = takes_place  # another has come in the place of a host that was there as they met
         self.index, self.all = index, tuple(hosts)
         self.wake = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)  # readable when something is to be taken
         # Who looks after an agent that visits, by what it wants, until that returns or raises LinkError.
@@ -99,9 +101,9 @@ class Hosts:
         self._listeners = [one for one in (listener, memory_listener) if one is not None]
         self._secret, self._silence = secret, silence
         self._patience = PATIENCE * silence
-        self._numbers = itertools.count()
+        self._way_in = WayIn(secret, silence, self._patience)
         self._beats_missed: dict[int, int] = {}
-        self._receipts: dict[int, dict[int, Callable[[], None]]] = {host: {} for host in range(len(hosts))}
+        self._receipts = Receipts()
         self._inbox: deque[Arrived | Unclear | HostLost] = deque()
         self._writers: dict[int, asyncio.StreamWriter] = {}
         self._lost: set[int] = set()
@@ -109,8 +111,8 @@ class Hosts:
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._kept_for: dict[int, list[bytes]] = {}  # hosts in whose places others are about to come
-        self._told_last: set[int] = set()  # hosts that have said their last to this one, which leaves
-        self._all_told = threading.Event()
+        self._awaited: list[asyncio.Task[None]] = []  # that their agents are there
+        self._leave = Leave(index, lambda host, message: self._send(message, host))
         self._strangers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # oldest first
         self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
 
@@ -118,7 +120,7 @@ class Hosts:
         """Begin to talk to the others; who can't be reached within so many seconds is lost."""
         self._thread.start()
         deadline = time.monotonic() + within
-        for host, connected in self._connected.items():
+        for host, connected in tuple(self._connected.items()):  # one more may come meanwhile
             if not connected.wait(max(0.0, deadline - time.monotonic())):
                 reason = f"no connection to {self.name(host)} could be made within {within:g} s"
                 self._loop.call_soon_threadsafe(self._lose, host, reason)
@@ -151,7 +153,18 @@ class Hosts:
 
     def broadcast(self, message: agents.AgentMessage) -> None:
         """Send a message to all other hosts."""
-        self._in_loop(self._write, tuple(self._connected), link.encode(agents.encode(message)))
+        self._in_loop(self._send, message)
+
+    def take_turn(self, within: float) -> bool:
+        """Wait until no other host is just telling that it is left; return whether that is so in time.
+
+        To be called before `hand_over` and `give_ranks`.
+        """
+        self._in_loop(self._leave.ask, agents.WantsTurn(), self._lost)
+        if self._leave.wait_for_turn(within):
+            return True
+        self._in_loop(self._leave.ask, agents.LeavesTurn(), self._lost)
+        return False
 
     def hand_over(self, to: Host, within: float) -> bool:
         """Tell the other hosts that another comes in this one's place, and hear them to their last words.
@@ -159,11 +172,18 @@ class Hosts:
         What they say afterwards waits for the other. Returns whether all that are not lost have done so in
         time.
         """
-        self._told_last.clear()
-        self._all_told.clear()
-        self.broadcast(agents.TakesPlace(to.address, to.port))
-        self._in_loop(self._see_whether_all_told)
-        return self._all_told.wait(within)
+        self._in_loop(self._tell_last, agents.TakesPlace(to.address, to.port, to.reserve))
+        return self._leave.wait_for_all(within)
+
+    def give_ranks(self, to: Host, within: float) -> bool:
+        """Tell the other hosts that this one's ranks go on on one more, and that this one stays.
+
+        `take` returns each host's LastWords: what that says behind them the other hears, too. Returns whether
+        all that are not lost have said them in time.
+        """
+        self._leave.stays = True
+        self._in_loop(self._tell_last, agents.GivesRanks(to.address, to.port))
+        return self._leave.wait_for_all(within)
 
     def waiting(self, host: int) -> int:
         """Return how many bytes for a host are not on their way yet."""
@@ -177,11 +197,6 @@ class Hosts:
     def keeper(self, host: int) -> int:
         """Return which host keeps copies of this one's rank-local states."""
         return (host + 1) % len(self.all)
-
-    @property
-    def kept(self) -> tuple[int, ...]:
-        """The ranks of whose local states this host keeps copies."""
-        return self.all[self.index - 1].ranks
 
     def take(self) -> list[Arrived | Unclear | HostLost]:
         """Return what has come since the last time, oldest first."""
@@ -228,7 +243,7 @@ class Hosts:
             server.close()
         for task in (heart, *callers):
             task.cancel()
-        for writer in self._writers.values():
+        for writer in tuple(self._writers.values()):  # another may just be coming
             with contextlib.suppress(TimeoutError, OSError):
                 await asyncio.wait_for(writer.drain(), HEARTBEAT)
             writer.close()
@@ -258,7 +273,7 @@ class Hosts:
         Whether its agent is busy or not, the machine answers, or says that nobody listens there any more.
         """
         try:
-            reader, writer = await self._reach((self.all[host].address, self.all[host].port))
+            reader, writer = await self._way_in.reach((self.all[host].address, self.all[host].port))
         except LinkError as error:
             self._lose(host, _clause(str(error)))
             return
@@ -266,15 +281,15 @@ class Hosts:
         await self._converse(host, reader, writer)
 
     async def _await_call(self, host: int) -> None:
-        """Wait for the call of a host with a higher number, as long as its agent is there."""
+        """Wait for the call of a host that is to call, as long as its agent is there."""
         there = self.all[host]
         while host not in self._writers and host not in self._lost:
             try:
-                _, writer = await self._open((there.address, there.port))
+                _, writer = await self._way_in.open((there.address, there.port))
                 writer.close()
             except OSError as error:
                 if host not in self._writers:  # which it may be by now
-                    reason = f"{there.address} port {there.port} can't be reached: {self._said(error)}"
+                    reason = f"{there.address} port {there.port} can't be reached: {self._way_in.said(error)}"
                     self._lose(host, _clause(reason))
                 return
             await asyncio.sleep(HEARTBEAT)
@@ -291,50 +306,12 @@ class Hosts:
         place = (there.address, there.port)
         if for_memory and there.memory_address:
             place = (there.memory_address, there.memory_port)
-        reader, writer = await self._reach(place)
+        reader, writer = await self._way_in.reach(place)
         try:
             writer.write(link.encode(agents.encode(agents.Visits(what))))
             yield reader, writer
         finally:
             writer.close()
-
-    async def _reach(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to an agent and prove to belong there; more than once where strangers crowd it out."""
-        for pause in CROWD_PAUSES:
-            try:
-                return await self._reach_once(place)
-            except LinkError as error:
-                if not isinstance(error.__cause__, LinkError):  # nobody listens there
-                    raise
-            await asyncio.sleep(pause)
-        return await self._reach_once(place)
-
-    async def _reach_once(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        try:
-            reader, writer = await self._open(place)
-            try:
-                async with asyncio.timeout(self._patience):
-                    await link.introduce(reader, writer, self._secret)
-            except BaseException:
-                writer.close()
-                raise
-        except (LinkError, OSError) as error:  # TimeoutError is an OSError
-            raise LinkError(f"{place[0]} port {place[1]} can't be reached: {self._said(error)}") from error
-        return reader, writer
-
-    async def _open(self, place: tuple[str, int]) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        """Connect to the machine. Raises OSError if it refuses, or is silent twice.
-
-        Once may be the fault of this agent, if it was held up.
-        """
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(self._silence):
-                return await asyncio.open_connection(*place)
-        async with asyncio.timeout(self._silence):
-            return await asyncio.open_connection(*place)
-
-    def _said(self, error: Exception) -> str:
-        return str(error) or f"it does not answer within {self._silence:g} s"
 
     def _watch(self, writer: asyncio.StreamWriter) -> None:
         """Have the kernel end the connection if what was sent is not acknowledged."""
@@ -386,6 +363,7 @@ class Hosts:
         self._connected[host].set()
         for message in self._kept_for.pop(host, []):
             writer.write(message)
+        self._leave.comes(host)
         try:
             while True:
                 header, data = await link.receive(reader)
@@ -408,56 +386,83 @@ class Hosts:
             case Arrived(_, agents.Receipt(number)):
                 writer.write(link.encode(agents.encode(agents.Received(number))))
             case Arrived(host, agents.Received(number)):
-                self._receipts.get(host, {}).pop(number, _nothing)()
-            case Arrived(host, agents.TakesPlace(address, port)):
-                self._expect_another(host, replace(self.all[host], address=address, port=port))
+                self._receipts.hear(host, number)
+            case Arrived(host, agents.TakesPlace(address, port, reserve)):
+                coming = replace(self.all[host], address=address, port=port, reserve=reserve)
+                self._expect_another(host, coming)
                 writer.write(link.encode(agents.encode(agents.LastWords())))
+                self._leave.hear(host, self._lost)  # it says nothing more
                 return False
+            case Arrived(host, agents.GivesRanks(address, port)):
+                self._add(host, address, port)
+                writer.write(link.encode(agents.encode(agents.LastWords())))
             case Arrived(host, agents.LastWords()):
-                self._told_last.add(host)
-                self._see_whether_all_told()
+                if self._leave.stays:
+                    self._put(said)
+                self._leave.hear(host, self._lost)
+            case Arrived(host, agents.WantsTurn() | agents.LeavesTurn() | agents.Turn() as message):
+                self._leave.hear_of_turn(host, message)
             case _:
                 self._put(said)
         return True
 
     def _expect_another(self, host: int, coming: Host) -> None:
         """A host's place is taken by another, which calls soon; until then what is for it waits."""
+        self.is_changed = True
         self.all = tuple(coming if number == host else one for number, one in enumerate(self.all))
         self._writers.pop(host)
-        self._kept_for[host] = []
-        for received in self._receipts[host].values():
-            received()
-        self._receipts[host] = {}
-        self._loop.call_later(self._patience, self._give_up_waiting, host)
+        self._receipts.end(host)
+        self._await_one(host)
 
-    def _give_up_waiting(self, host: int) -> None:
-        if host in self._kept_for:
-            self._lose(host, f"the host in its place has not come within {self._patience:g} s")
+    def _add(self, host: int, address: str, port: int) -> None:
+        """The ranks of a host that stays go on on one more, which calls soon."""
+        before = self.all[host]
+        coming = Host(address, port, before.ranks, before.restarts, ranks_of=host)
+        number, without = len(self.all), replace(before, ranks=())
+        self.all = (*(without if place == host else one for place, one in enumerate(self.all)), coming)
+        self._connected[number] = threading.Event()
+        self._await_one(number)
+
+    def _await_one(self, host: int) -> None:
+        """Keep what is for a host until it calls."""
+        kept = self._kept_for[host] = []
+        self._leave.awaits(host)
+        self._loop.call_later(self._patience, self._give_up_waiting, host, kept)
+        self._awaited.append(self._loop.create_task(self._await_call(host)))
+
+    def _give_up_waiting(self, host: int, kept: list[bytes]) -> None:
+        if self._kept_for.get(host) is kept:  # else it has come, and another is awaited since
+            who = "it" if self.all[host].ranks_of >= 0 else "the host in its place"
+            self._lose(host, f"{who} has not come within {self._patience:g} s")
 
     def _lose(self, host: int, reason: str) -> None:
         if host not in self._lost:
             self._lost.add(host)
             self._connected[host].set()
             self._put(HostLost(host, reason))
-            for received in self._receipts.pop(host).values():
-                received()
-            self._see_whether_all_told()
+            self._receipts.end(host)
+            self._leave.lose(host, self._lost)
 
-    def _see_whether_all_told(self) -> None:
-        if self._told_last >= self._connected.keys() - self._lost:
-            self._all_told.set()
+    def _tell_last(self, message: agents.TakesPlace | agents.GivesRanks) -> None:
+        others = tuple(self._connected)
+        self._send(message)
+        if isinstance(message, agents.GivesRanks):
+            self._add(self.index, message.address, message.port)
+        self._leave.begin(others, self._lost)
 
     def _ask_for_receipt(self, host: int, received: Callable[[], None]) -> None:
         if host in self._lost:
             received()
             return
-        number = next(self._numbers)
-        self._receipts[host][number] = received
-        self._write((host,), link.encode(agents.encode(agents.Receipt(number))))
+        self._send(agents.Receipt(self._receipts.number(host, received)), host)
 
     def _put(self, what: Arrived | Unclear | HostLost) -> None:
         self._inbox.append(what)
         os.eventfd_write(self.wake, 1)
+
+    def _send(self, message: agents.AgentMessage, *hosts: int) -> None:
+        """Send it to all where no host is named."""
+        self._write(hosts or tuple(self._connected), link.encode(agents.encode(message)))
 
     def _write(self, hosts: Sequence[int], message: bytes) -> None:
         for host in hosts:
@@ -466,10 +471,6 @@ class Hosts:
             writer = self._writers.get(host)
             if writer is not None and not writer.is_closing():
                 writer.write(message)
-
-
-def _nothing() -> None:
-    """Do nothing, in the place of what is not known."""
 
 
 def _clause(sentence: str) -> str:

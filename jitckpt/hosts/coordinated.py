@@ -31,10 +31,13 @@ from jitckpt.errors import HostsError, JobEnded, NotNeeded
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.coordination import Coordination, CoordinationError, Entries, LeaseLost
 from jitckpt.hosts.job_store import JobStore
+from jitckpt.hosts.meeting_entries import MeetingEntries
 from jitckpt.hosts.rendezvous import SAME, agree
 from jitckpt.hosts.signed import ForeignError, Signature
+from jitckpt.hosts.standbys import Standby, announced_at
 from jitckpt.hosts.stores import Apart, StoreGone, too_many
 from jitckpt.wire.hosts import Host, Past
+from jitckpt.wire.moves import JobFacts
 
 LEAST_LEASE = 2.0  # seconds
 END_SECONDS = 60.0  # that the word of the job's end waits for a silent service
@@ -45,11 +48,6 @@ COMES_LATER = "this host waits for the job's first start, in which it has no par
 UNWELL_SECONDS = 150.0  # that a host's word on its health lasts: a check, and the pause until the next
 
 Value = TypeVar("Value")
-
-
-def meeting_of(job: str) -> str:
-    """Return how the keys begin by which a job's agents meet."""
-    return f"jitckpt/{job}/meeting/"
 
 
 def _without_detail(why: str) -> str:
@@ -95,7 +93,8 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._lease_seconds = max(LEAST_LEASE, silence)
         self._address, self._fixed_place = address, fixed_place
         self._silent_are_dead = silent_hosts_are_dead
-        self._prefix, self._meeting = f"jitckpt/{job}/", meeting_of(job)
+        self._prefix, self._entries = f"jitckpt/{job}/", MeetingEntries(self.signature)
+        self._meeting = self._entries.prefix
         self._after = 0  # the number of the newest start of whose ranks here none runs
         self._start: AgreedStart | None = None  # the newest that this agent has a part in
         self._fence = 0  # its revision
@@ -107,6 +106,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         self._lock = threading.Lock()  # of the lease
         self._closing = threading.Event()
         self._keeper: threading.Thread | None = None
+        self._is_handed_over = False
 
     # What an agent tells the others, and hears; for what a store of torch's needs there is nothing here.
 
@@ -155,15 +155,17 @@ class CoordinatedRendezvous(RendezvousHandler):
         with suppress(CoordinationError):  # it is but a word to others
             if why:
                 lease = self._service.lease(UNWELL_SECONDS)
-                self._service.put_if(self._write(key, [self._address, why]), {}, lease)
+                self._service.put_if(self._entries.write(key, [self._address, why]), {}, lease)
             else:
-                self._service.put_if({self._key(key): None}, {})
+                self._service.put_if({self._entries.key(key): None}, {})
 
     def close(self) -> None:
         """The agent is done; `leave` says so, once it is known whether the job is."""
 
     def leave(self) -> None:
         """Be no member any more: no ranks run here. Where the service is silent the lease ends by itself."""
+        if self._is_handed_over:
+            return
         self._closing.set()
         if self._keeper is not None:
             self._keeper.join()
@@ -171,11 +173,34 @@ class CoordinatedRendezvous(RendezvousHandler):
             self._after = self._start.number
         with suppress(CoordinationError):
             self._say_over()
-            found = self._service.get(self._key("root"))
-            if self._read(found, "root") == self.agent:
-                root = self._key("root")
+            found = self._service.get(self._entries.key("root"))
+            if self._entries.read(found, "root") == self.agent:
+                root = self._entries.key("root")
                 self._service.put_if({root: None}, {root: found.revision_of(root)})
-            self._service.put_if({self._key(f"members/{self.agent}"): None}, {})
+            self._service.put_if({self._entries.key(f"members/{self.agent}"): None}, {})
+
+    def take_place(self, met: Hosts, facts: JobFacts, reserve: Any) -> None:
+        """Be the agent in whose place this one has come, which has a part in this start of the workers.
+
+        It is a member by another's doing, until it comes to the next start.
+        """
+        del reserve
+        # Who has come for the ranks of one that stays was no part of the meeting.
+        agents = tuple(host.agent for host in met.all if host.ranks_of < 0)
+        self.agent, self._fence = agents[met.index], facts.fence
+        self._start = AgreedStart(facts.number, agents, 0)
+
+    def hand_over(self) -> None:
+        """The ranks of this host go on on another one, which is a member in this agent's place by now."""
+        self._is_handed_over = True
+        self._closing.set()
+
+    def standbys(self) -> list[Standby]:
+        """Return who stands by to take a host's place; nobody if the service does not say so."""
+        try:
+            return announced_at(self._service, self.signature)
+        except CoordinationError:
+            return []
 
     # What torch's agent asks.
 
@@ -206,11 +231,11 @@ class CoordinatedRendezvous(RendezvousHandler):
         if self._start is None or self._closing.is_set():  # the job goes on without this agent
             return False
         number = self._start.number
-        closed = self._write("closed", number) | self._write("over", number)
+        closed = self._entries.write("closed", number) | self._entries.write("over", number)
         deadline, is_said = time.monotonic() + END_SECONDS, False
         while True:
             try:
-                return self._service.put_if(closed, {self._key("start"): self._fence}) is not None
+                return self._service.put_if(closed, {self._entries.key("start"): self._fence}) is not None
             except CoordinationError as error:
                 if time.monotonic() > deadline:
                     return False
@@ -257,7 +282,7 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     def _come(self) -> bool:
         """Join the job's agents; return False where a spare does not yet."""
-        if self._is_spare and self._last(self._service.get(self._meeting)) is None:
+        if self._is_spare and self._entries.last(self._service.get(self._meeting)) is None:
             time.sleep(LOOK_SECONDS)
             return False
         self._say_over()
@@ -269,24 +294,27 @@ class CoordinatedRendezvous(RendezvousHandler):
         found = self._service.get(self._meeting)
         if self._is_closed(found):
             raise JobEnded
-        last, over = self._last(found), self._read(found, "over")
-        members = self._members(found)
-        if self._key(f"members/{self.agent}") not in found.entries:
+        last, over = self._entries.last(found), self._entries.read(found, "over")
+        members = self._entries.members(found)
+        if self._entries.key(f"members/{self.agent}") not in found.entries:
             raise LeaseLost("this agent is no member any more")
         if last is not None and last.number > self._after and self.agent in last.agents:
-            return self._begin(last, found.revision_of(self._key("start"))), ""
+            return self._begin(last, found.revision_of(self._entries.key("start"))), ""
         is_over = self._silent_are_dead or (last is not None and over == last.number)
-        root = self._read(found, "root")
-        looked = {self._key(name): found.revision_of(self._key(name)) for name in ("start", "root")}
+        root = self._entries.read(found, "root")
+        keys = [self._entries.key(name) for name in ("start", "root")]
+        looked = {key: found.revision_of(key) for key in keys}
         if root is None:
-            self._service.put_if(self._write("root", self.agent), looked, self._lease)
+            self._service.put_if(self._entries.write("root", self.agent), looked, self._lease)
             return None, ""
         if root == self.agent:
             wanted = next_start(members, last, is_over, self._lost, self._hosts)
             if wanted is not None:
                 told = [wanted.number, list(wanted.agents), wanted.step, self.agent]
                 # With the start the root's part is done: it may be stopped, or cut off, by the next meeting.
-                self._service.put_if(self._write("start", told) | {self._key("root"): None}, looked)
+                self._service.put_if(
+                    self._entries.write("start", told) | {self._entries.key("root"): None}, looked
+                )
                 return None, ""
         if last is not None and not is_over and self._max_standby is not None:
             number = stands_by(members, last, self.agent)
@@ -301,7 +329,7 @@ class CoordinatedRendezvous(RendezvousHandler):
                 "dead; a new job needs another --rdzv-id."
             )
         elif last is None or is_over:
-            why = self._who_is_not_well(found)
+            why = self._entries.who_is_not_well(found)
         elif self.agent not in last.agents:
             why = STANDS_BY
             self.has_waited = True
@@ -316,7 +344,7 @@ class CoordinatedRendezvous(RendezvousHandler):
         store: Any = JobStore(
             self._service,
             f"{self._prefix}start-{start.number}/",
-            fence=(self._key("start"), fence),
+            fence=(self._entries.key("start"), fence),
             signature=self.signature,
             look=self._see_that_all_are_there,
             lease=self._own_lease,
@@ -340,9 +368,9 @@ class CoordinatedRendezvous(RendezvousHandler):
         """Raise StoreGone if the start is over for one of its agents."""
         assert self._start is not None
         found = self._service.get(self._meeting)
-        if found.revision_of(self._key("start")) != self._fence:
+        if found.revision_of(self._entries.key("start")) != self._fence:
             raise StoreGone(f"The job has gone on after start {self._start.number}.")
-        members = self._members(found)
+        members = self._entries.members(found)
         for place, agent in enumerate(self._start.agents):
             if agent not in members:
                 raise StoreGone(f"The agent of host {place} is lost.")
@@ -351,87 +379,37 @@ class CoordinatedRendezvous(RendezvousHandler):
 
     # What lies in the service.
 
-    def _key(self, name: str) -> str:
-        return f"{self._meeting}{name}"
-
-    def _write(self, name: str, content: Any) -> dict[str, bytes | None]:
-        key = self._key(name)
-        return {key: self.signature.write(key, content).encode()}
-
-    def _read(self, found: Entries, name: str) -> Any:
-        """Return what lies there, None for nothing. Raises HostsError if no agent of the job wrote it."""
-        key = self._key(name)
-        if key not in found.entries:
-            return None
-        try:
-            return self.signature.read(key, found.entries[key].value)
-        except ForeignError as error:
-            raise HostsError(f"What lies at {key} can't be read: {error}. {SAME}") from error
-
-    def _last(self, found: Entries) -> AgreedStart | None:
-        match self._read(found, "start"):
-            case None:
-                return None
-            case [int(number), [*agents], int(step), str()] if all(isinstance(a, str) for a in agents):
-                return AgreedStart(number, tuple(agents), step)
-        raise HostsError(f"What lies at {self._key('start')} is no start. {SAME}")
-
-    def _members(self, found: Entries) -> dict[str, Member]:
-        """Return all members; what is none was left by others, and does not count."""
-        prefix, members = self._key("members/"), {}
-        for key, entry in found.entries.items():
-            if not key.startswith(prefix):
-                continue
-            with suppress(ForeignError):
-                match self.signature.read(key, entry.value):
-                    case [
-                        int(after),
-                        None | int() as place,
-                        int(since),
-                        int(step),
-                        str(address),
-                        int(start),
-                        None | int() as had,
-                    ]:
-                        members[key.removeprefix(prefix)] = Member(
-                            after, place, since or entry.revision, step, address, start, had
-                        )
-        return members
-
-    def _who_is_not_well(self, found: Entries) -> str:
-        """Return a sentence on hosts that are there, but not taken; "" if there is none."""
-        prefix, unwell = self._key("unwell/"), []
-        for key, entry in sorted(found.entries.items()):
-            if key.startswith(prefix):
-                with suppress(ForeignError):
-                    match self.signature.read(key, entry.value):
-                        case [str(address), str(why)]:
-                            unwell.append(f"{address or 'a host'} is not taken ({why})")
-        return f"{'; '.join(unwell)}." if unwell else ""
-
     def _is_closed(self, found: Entries) -> bool:
         """Return whether the job has ended since this agent came; before, it was another run of it."""
-        closed = self._read(found, "closed")  # the number of its last start
+        closed = self._entries.read(found, "closed")  # the number of its last start
         if closed is None or (self._resumes and closed <= self._came_after):
             return False
-        return found.revision_of(self._key("closed")) > self._joined
+        return found.revision_of(self._entries.key("closed")) > self._joined
 
     def _say_over(self) -> None:
         """Say that the newest start of this agent is over, if no other has followed it."""
         if self._start is not None and self._after == self._start.number:
-            self._service.put_if(self._write("over", self._after), {self._key("start"): self._fence})
+            over = self._entries.write("over", self._after)
+            self._service.put_if(over, {self._entries.key("start"): self._fence})
 
     def _join(self) -> None:
         """Be a member, ready for the next start."""
         with self._lock:
             if not self._lease:
                 self._lease = self._service.lease(self._lease_seconds)
-            if not self._joined and (last := self._last(self._service.get(self._key("start")))) is not None:
-                self._came_after = last.number
-            told = [self._after, self._fixed_place, self._joined, self.newest_step(), self._address]
-            told += [self.newest_start, self.had_place]
-            key = f"members/{self.agent}"
-            revision = self._service.put_if(self._write(key, told), {}, self._lease)
+            if not self._joined:
+                last = self._entries.last(self._service.get(self._entries.key("start")))
+                self._came_after = 0 if last is None else last.number
+            own = Member(
+                self._after,
+                self._fixed_place,
+                self._joined,
+                self.newest_step(),
+                self._address,
+                self.newest_start,
+                self.had_place,
+            )
+            revision = self._service.put_if(self._entries.member(self.agent, own), {}, self._lease)
             assert revision is not None  # without a condition
             self._joined = self._joined or revision
 

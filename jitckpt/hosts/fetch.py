@@ -223,7 +223,8 @@ async def _fetch(hosts: Hosts, directory: Path, start: int) -> Fetched | None:
                     held[host] = _parse(data)
     sizes: list[int] = []
     ranks, world_size = hosts.all[hosts.index].ranks, sum(len(host.ranks) for host in hosts.all)
-    while needed := wanted(held, hosts.index, ranks, hosts.kept, world_size=world_size):
+    kept = hosts.all[hosts.index - 1].ranks  # of whose local states this host has copies
+    while needed := wanted(held, hosts.index, ranks, kept, world_size=world_size):
         step = needed[0].save.step
         folders.open_directory(directory, needed[0].save.identity.job)
         for one in needed:

@@ -20,6 +20,7 @@ from torch.distributed.elastic.rendezvous.dynamic_rendezvous import (
     RendezvousSettings,
     _BackendRendezvousStateHolder,
     _NodeDesc,
+    _RendezvousExitOp,
     _RendezvousState,
 )
 
@@ -70,6 +71,11 @@ class _Handler(DynamicRendezvousHandler):
             self._own_last_call = timeout.last_call
         own = self._own_last_call
         timeout._set_timeouts(last_call=own if seconds is None else min(own, timedelta(seconds=seconds)))
+
+    def step_out(self) -> None:
+        """Have no part in the newest meeting any more, in whose start another host has this one's place."""
+        self._stop_heartbeats()
+        self._op_executor.run(_RendezvousExitOp(), self._get_deadline(self._settings.timeout.join))
 
     def _create_tcp_store_server(self, master_addr: str, master_port: int) -> Any:
         return store_at(master_addr, master_port)  # torch's would listen at every address

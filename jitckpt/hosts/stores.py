@@ -63,6 +63,7 @@ from jitckpt.hosts.standbys import Standby, announced
 from jitckpt.hosts.store_server import store_at
 from jitckpt.wire.checked import ProtocolError, part_of
 from jitckpt.wire.hosts import HEARD, STORE, Host, Past
+from jitckpt.wire.moves import JobFacts
 
 REDIRECT_SECONDS = 2.0
 GATHERING_SECONDS = 15.0  # for hosts to come together of which each has said that it is there
@@ -134,7 +135,8 @@ class LastStart:
     @property
     def ended(self) -> frozenset[int]:
         """The hosts that never come again."""
-        return self.leaving | self.met.lost if self.silent_are_dead else self.leaving
+        lost = self.met.lost & set(range(self.start.hosts))  # another may have come for a host's ranks
+        return self.leaving | lost if self.silent_are_dead else self.leaving
 
     @property
     def may_go_on(self) -> bool:
@@ -185,7 +187,7 @@ class LastingRendezvous(RendezvousHandler):
         self._moved: StorePlace | None = None  # where a note in the store says that the job is
         self.on_standing_by: Callable[[], None] = lambda: None  # called once, if this host does
         self.has_waited = False  # until a job that was there already has taken it
-        self._start: Past | None = None  # the newest that has begun here
+        self.start: Past | None = None  # the newest that has begun here, or elsewhere and goes on here
         self._last: LastStart | None = None  # the same, if it has failed
         self._agreed: list[Past] = []  # the newest to which all have, and those after it that are in doubt
         self._heard: Past | None = None  # the newest that a store has told of
@@ -249,12 +251,23 @@ class LastingRendezvous(RendezvousHandler):
         now = LastStart(start, met, frozenset(), silent_are_dead)
         if not now.may_go_on:
             raise Apart(f"of {start.hosts} hosts that agreed to start only {len(now.together)} are left")
-        self._start, self._last, self._reserves = start, None, _reserves(met.all)
+        self.start, self._last, self._reserves = start, None, _reserves(met.all)
 
     def failed(self, met: Hosts, leaving: Collection[int], silent_are_dead: bool) -> None:
         """Take note of how the last start has ended. leaving: hosts that have said that they end."""
-        assert self._start is not None
-        self._last = LastStart(self._start, met, frozenset(leaving), silent_are_dead)
+        assert self.start is not None
+        self._last = LastStart(self.start, met, frozenset(leaving), silent_are_dead)
+        self._reserves = _reserves(met.all)  # another host may have come in the place of one
+
+    def take_place(self, met: Hosts, facts: JobFacts, reserve: Any) -> None:
+        """Be the host in whose place this one has come. reserve: the store that the others know of."""
+        assert facts.past is not None
+        self.agent = met.all[met.index].agent
+        self.inner = self._mine(self.inner)
+        self.start, self._agreed, self._reserve = facts.past, [facts.past], reserve
+        self.has_store = False
+        with suppress(RuntimeError, OSError):  # it may be lost just now
+            within(self._patience, partial(self._tell_store, facts.past, _reserves(met.all)))
 
     def close(self) -> None:
         """Show nobody the way any more."""
@@ -292,6 +305,12 @@ class LastingRendezvous(RendezvousHandler):
         """Do nothing with the rendezvous any more, which goes on without this host."""
         self._leave()
 
+    def hand_over(self) -> None:
+        """The ranks of this host go on on another one."""
+        with suppress(RuntimeError, OSError, RendezvousError):  # else the others wait until it seems dead
+            within(self._patience, self.inner.step_out)
+        self._leave()
+
     # What torch's agent asks.
 
     def get_backend(self) -> str:
@@ -315,7 +334,7 @@ class LastingRendezvous(RendezvousHandler):
 
     def shutdown(self) -> bool:
         """Close the rendezvous, if its store is there. A host that only stood by ends nobody's job."""
-        if self._start is None and self._heard is not None and not self._left:
+        if self.start is None and self._heard is not None and not self._left:
             self._leave()
         try:
             return not self._left and within(self._patience, self.inner.shutdown)
@@ -343,7 +362,7 @@ class LastingRendezvous(RendezvousHandler):
             except RendezvousGracefulExitError as error:
                 raise JobEnded from error
             except RendezvousClosedError as error:
-                came_too_late = self._start is None and self._heard is not None
+                came_too_late = self.start is None and self._heard is not None
                 if self._waits or came_too_late:
                     raise JobEnded from error
                 raise
@@ -441,7 +460,7 @@ class LastingRendezvous(RendezvousHandler):
             say("this host stands by: it takes the place of one that is lost.")
             self.on_standing_by()
         # Those that were in the newest start are there for a moment, too, as they meet again.
-        others = notes.start is not None and (self._start is None or notes.start.start != self._start.start)
+        others = notes.start is not None and (self.start is None or notes.start.start != self.start.start)
         if others:
             self._see_that_one_lives(notes.reserves)
         if others and not self._waits and self._is_waiting():
@@ -479,10 +498,14 @@ class LastingRendezvous(RendezvousHandler):
         return None
 
     def _tell_store(self, start: Past, reserves: Sequence[StorePlace]) -> None:
-        """Leave word of a start, unless there is some of a later one."""
+        """Leave word of a start, unless there is some of a later one, or the same of this one."""
         key, store, known = self._key("start"), self.inner._store, b""
         told = self.signature.write(key, _told(start, reserves))
-        while (found := self._parsed(key, known, _start)) is None or found[0].number < start.number:
+
+        def is_older(there: Past, theirs: Sequence[StorePlace]) -> bool:
+            return there.number < start.number or (there.start == start.start and theirs != [*reserves])
+
+        while (found := self._parsed(key, known, _start)) is None or is_older(*found):
             try:
                 known = store.compare_set(key, known.decode(), told)
             except UnicodeDecodeError:  # which no agent has written

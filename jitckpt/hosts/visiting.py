@@ -10,7 +10,11 @@ from jitckpt.wire.visits import Refused
 
 
 class RefusedError(LinkError):
-    """The other side says why it does not do what it was asked for."""
+    """The other side says why it does not do what it was asked for. busy: as in Refused."""
+
+    def __init__(self, refused: Refused) -> None:
+        super().__init__(refused.why)
+        self.busy = refused.busy
 
 
 def encode(message: Checked, data: bytes = b"") -> bytes:
@@ -30,7 +34,7 @@ async def hear(reader: asyncio.StreamReader, *kinds: type[Kind]) -> tuple[Kind, 
 
 
 async def answer(
-    reader: asyncio.StreamReader, who: str, patience: float, *kinds: type[Kind]
+    reader: asyncio.StreamReader, who: str, patience: float | None, *kinds: type[Kind]
 ) -> tuple[Kind, bytes]:
     """Return what somebody answers. Raises LinkError if that makes no sense, or does not come in time.
 
@@ -45,6 +49,6 @@ async def answer(
     except ProtocolError as error:
         raise LinkError(f"{who} says what makes no sense: {error}") from error
     if isinstance(said, Refused):
-        raise RefusedError(said.why)
+        raise RefusedError(said)
     assert isinstance(said, kinds)
     return said, data

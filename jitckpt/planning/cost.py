@@ -81,8 +81,8 @@ def periodic_waste(job: JobCosts, saves_per_second: float | None = None) -> Wast
 def user_level_jit_waste(job: JobCosts) -> Waste:
     """Eq. 7 as printed: f o + o_jit + N f (r + m / 2).
 
-    It charges a save once a failure (f o), although all GPUs stand still for it; see
-    `user_level_jit_waste_all_gpus`.
+    It charges a save once a failure (f o), although all GPUs stand still for it (N f o); `plan` and
+    `simulate` charge all.
     """
     return Waste(
         saving=job.failures_per_gpu_day / DAY_SECONDS * job.save_seconds,
@@ -92,46 +92,9 @@ def user_level_jit_waste(job: JobCosts) -> Waste:
     )
 
 
-def user_level_jit_waste_all_gpus(job: JobCosts) -> Waste:
-    """Eq. 7 with the save charged to every GPU that waits for it: N f o in place of f o."""
-    printed = user_level_jit_waste(job)
-    return Waste(
-        job.failures_per_second * job.save_seconds, printed.restoring, printed.redoing, printed.overhead
-    )
-
-
 def transparent_jit_waste(job: JobCosts) -> Waste:
     """Eq. 8, transient errors: o_jit + N f m / 2."""
     return Waste(0.0, 0.0, job.failures_per_second * job.minibatch_seconds / 2, job.overhead_share)
-
-
-def jit_with_periodic_waste(job: JobCosts, lost_share: float, saves_per_second: float | None = None) -> Waste:
-    """JIT for most failures, periodic saves for the share that takes every replica of a shard.
-
-    `lost_share` in [0, 1] of the failures goes back to the last periodic save, the others are recovered
-    just in time (section 6.3 has both together, at a save a day). Without a frequency, the optimal one:
-    eq. 3 with lost_share N f for N f.
-    """
-    number("lost_share", lost_share, high=1.0)
-    rare = JobCosts(
-        job.gpus, job.failures_per_gpu_day * lost_share, job.save_seconds, job.restore_seconds
-    )  # what only the files survive
-    common = JobCosts(
-        job.gpus,
-        job.failures_per_gpu_day * (1 - lost_share),
-        job.save_seconds,
-        job.restore_seconds,
-        job.minibatch_seconds,
-        job.overhead_share,
-    )
-    periodic = periodic_waste(rare, saves_per_second)
-    jit = user_level_jit_waste_all_gpus(common)
-    return Waste(
-        periodic.saving + jit.saving,
-        periodic.restoring + jit.restoring,
-        periodic.redoing + jit.redoing,
-        jit.overhead,
-    )
 
 
 def average_wasted_seconds(
@@ -160,12 +123,3 @@ def money_per_month(gpus: int, wasted_share: float, price_per_gpu_hour: float) -
     whole("gpus", gpus, low=1)
     number("wasted_share", wasted_share, high=1.0)
     return gpus * wasted_share * MONTH_DAYS * 24 * number("price_per_gpu_hour", price_per_gpu_hour)
-
-
-def failure_money_per_month(
-    gpus: int, failures_per_gpu_day: float, wasted_seconds_per_failure: float, price_per_gpu_hour: float
-) -> float:
-    """Section 5.1: N GPUs wait at each of the N f failures a day; grows with the square of N."""
-    failures = whole("gpus", gpus, low=1) * number("failures_per_gpu_day", failures_per_gpu_day) * MONTH_DAYS
-    wasted_hours = number("wasted_seconds_per_failure", wasted_seconds_per_failure) / 3600
-    return gpus * failures * wasted_hours * number("price_per_gpu_hour", price_per_gpu_hour)

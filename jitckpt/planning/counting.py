@@ -116,12 +116,6 @@ def surviving_losses(
     return found + [0] * (highest + 1 - len(found))
 
 
-def placement_recovery_probability(holders: Sequence[Iterable[int]], machines: int, lost: int) -> Fraction:
-    """As `recovery_probability`, of any placement: see `surviving_losses`."""
-    count = surviving_losses(holders, machines, whole("lost", lost, high=machines))[lost]
-    return Fraction(count, math.comb(machines, lost))
-
-
 def _parts(sets: set[frozenset[int]], machines: int) -> list[tuple[list[int], list[frozenset[int]]]]:
     root = list(range(machines))
 

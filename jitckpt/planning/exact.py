@@ -226,12 +226,6 @@ def best_minibatches_per_save(
     return best
 
 
-def young_interval_seconds(save_seconds: float, failures_per_second: float) -> float:
-    """Young (1974), and eq. 3 of the JIT paper: sqrt(2 o / lambda)."""
-    positive("failures_per_second", failures_per_second)
-    return math.sqrt(2 * number("save_seconds", save_seconds) / failures_per_second)
-
-
 def daly_interval_seconds(save_seconds: float, failures_per_second: float) -> float:
     """Daly (2006), eq. 37: useful time between saves, to higher order."""
     mean = 1 / positive("failures_per_second", failures_per_second)

@@ -19,7 +19,6 @@ from dataclasses import dataclass
 
 from jitckpt.decisions.check import number, whole
 from jitckpt.decisions.redundancy import protectable
-from jitckpt.planning.mesh import PlannedMesh
 
 
 @dataclass(frozen=True)
@@ -82,38 +81,3 @@ def aor(
         + peers * (optimizer_bytes + gradient_bytes) / members,
         survives_losses=peers,
     )
-
-
-def saved_range(mesh: PlannedMesh, rank: int, shard_bytes: int) -> tuple[int, int]:
-    """The bytes [start, end) of its shard that a rank snapshots: each of its D replicas another 1/D.
-
-    Ranges differ by at most a byte, and together are the whole shard.
-    """
-    whole("shard_bytes", shard_bytes)
-    _, data, _ = mesh.coordinates(whole("rank", rank, high=mesh.gpus - 1))
-    member = data // mesh.shard_group
-    return shard_bytes * member // mesh.replicas, shard_bytes * (member + 1) // mesh.replicas
-
-
-def bubble_seconds(stages: int, forward_seconds: float, backward_seconds: float) -> float:
-    """Idle time of every stage in one 1F1B minibatch: (P - 1)(forward + backward) of one micro-batch.
-
-    Where it lies differs from stage to stage, its sum does not. REFT prints another estimate (its
-    Algorithm 1, (0.8 P + 2 |P| - p - 2) T), with two meanings of P; a profile of the run is better than
-    either.
-    """
-    whole("stages", stages, low=1)
-    number("forward_seconds", forward_seconds)
-    number("backward_seconds", backward_seconds)
-    return (stages - 1) * (forward_seconds + backward_seconds)
-
-
-def snapshot_split(
-    snapshot_bytes: float, copy_bytes_per_second: float, idle_seconds: float
-) -> tuple[float, float]:
-    """HAS: bytes that fit into the bubbles, and bytes that run beside computation."""
-    number("snapshot_bytes", snapshot_bytes)
-    number("copy_bytes_per_second", copy_bytes_per_second)
-    number("idle_seconds", idle_seconds)
-    in_bubbles = min(snapshot_bytes, copy_bytes_per_second * idle_seconds)
-    return in_bubbles, snapshot_bytes - in_bubbles

@@ -3,8 +3,6 @@
 import math
 from dataclasses import dataclass
 
-import numpy as np
-
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
 
 
@@ -39,11 +37,6 @@ class Weibull:
         except OverflowError:
             return math.inf
 
-    def seconds_at(self, alive: float) -> float:
-        """The time by which all but `alive` have failed; the inverse of `alive`."""
-        number("alive", alive, high=1.0)
-        return math.inf if alive == 0 else self.scale_seconds * (-math.log(alive)) ** (1 / self.shape)
-
 
 def group_survival(node: Weibull, members: int, survives_losses: int, seconds: float) -> float:
     """A sharding group still has its state while at most `survives_losses` of its nodes are lost."""
@@ -66,35 +59,3 @@ def job_survival(node: Weibull, nodes: int, members: int, survives_losses: int, 
         )
     group = group_survival(node, members, survives_losses, seconds)
     return group ** (nodes // members)
-
-
-def sampled_job_survival(
-    node: Weibull, nodes: int, members: int, survives_losses: int, seconds: float, *, samples: int, seed: int
-) -> tuple[float, float]:
-    """The same by drawing every node's time to failure: the share that survived, and its standard error."""
-    random = np.random.default_rng(seed)
-    groups = nodes // members
-    survived = 0
-    for _ in range(samples):
-        times = node.scale_seconds * random.weibull(node.shape, (groups, members))
-        survived += int(((times <= seconds).sum(axis=1) <= survives_losses).all())
-    share = survived / samples
-    return share, math.sqrt(max(share * (1 - share), 1 / samples) / samples)
-
-
-def seconds_until(node: Weibull, nodes: int, members: int, survives_losses: int, survival: float) -> float:
-    """How long until the chance of survival falls to `survival`, by bisection."""
-    if number("survival", survival, high=1.0) == 1.0:
-        return 0.0
-    low, high = 0.0, node.scale_seconds
-    while job_survival(node, nodes, members, survives_losses, high) > survival:
-        low, high = high, 2 * high
-        if high > 1e300:
-            return math.inf
-    for _ in range(200):
-        middle = (low + high) / 2
-        if job_survival(node, nodes, members, survives_losses, middle) > survival:
-            low = middle
-        else:
-            high = middle
-    return high

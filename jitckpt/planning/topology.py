@@ -1,18 +1,14 @@
 """Links between devices, switches and slower tiers: DGX-1, NVSwitch, several nodes, or any from a file."""
 
-import tomllib
-from collections.abc import Iterable, Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from jitckpt.decisions.check import InvalidInput, number, positive, whole
-from jitckpt.planning.units import BYTES, BYTES_PER_SECOND, quantity
-from jitckpt.system import regular_file
 
 if TYPE_CHECKING:
     from jitckpt._algorithms import FlushNetwork
@@ -139,116 +135,3 @@ def nvswitch(
     ports = _both_ways((gpu, gpus, port_bytes_per_second) for gpu in range(gpus))
     to_host = [TopologyLink(gpu, gpus + 1, host_bytes_per_second) for gpu in range(gpus)]
     return Topology(vertices, (*ports, *to_host))
-
-
-def several_nodes(
-    node: Topology,
-    nodes: int,
-    network_bytes_per_second: float,
-    host_capacity_bytes: float = float("inf"),
-    disk_bytes_per_second: float | None = None,
-) -> Topology:
-    """Copies of a node; its GPUs share one network port; behind its host memory there may be a disk."""
-    whole("nodes", nodes, low=1)
-    number("network_bytes_per_second", network_bytes_per_second)
-    vertices: list[Vertex] = []
-    links: list[TopologyLink] = []
-    ports: list[tuple[int, int]] = []
-    for n in range(nodes):
-        base = len(vertices)
-        for vertex in node.vertices:
-            capacity = host_capacity_bytes if vertex.kind == STORE else vertex.capacity_bytes
-            vertices.append(Vertex(f"node{n}/{vertex.name}", vertex.kind, capacity))
-        links += [TopologyLink(base + k.source, base + k.target, k.bytes_per_second) for k in node.links]
-        out, into = len(vertices), len(vertices) + 1
-        vertices += [Vertex(f"node{n}/network out", SWITCH), Vertex(f"node{n}/network in", SWITCH)]
-        ports.append((out, into))
-        for gpu in node.gpus:
-            links += [
-                TopologyLink(base + gpu, out, network_bytes_per_second),
-                TopologyLink(into, base + gpu, network_bytes_per_second),
-            ]
-        if disk_bytes_per_second is not None:
-            disk = len(vertices)
-            vertices.append(Vertex(f"node{n}/disk", STORE))
-            stores = [base + v for v, vertex in enumerate(node.vertices) if vertex.kind == STORE]
-            links += [TopologyLink(store, disk, disk_bytes_per_second) for store in stores]
-    fabric = len(vertices)
-    vertices.append(Vertex("network", SWITCH))
-    for out, into in ports:
-        links += [
-            TopologyLink(out, fabric, network_bytes_per_second),
-            TopologyLink(fabric, into, network_bytes_per_second),
-        ]
-    return Topology(tuple(vertices), tuple(links))
-
-
-def read_topology(path: Path) -> Topology:
-    """A topology from TOML: [[vertex]] (name, kind, capacity), [[link]] (from, to, bandwidth, both_ways)."""
-    try:
-        text = tomllib.loads(regular_file.text_of(path))
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidInput(f"{path} is not TOML: {error}") from error
-    _known(str(path), text, {"vertex", "link"})
-    vertices = []
-    for index, entry in enumerate(text.get("vertex", [])):
-        where = f"vertex {index}"
-        _known(where, entry, {"name", "kind", "capacity"}, {"name"})
-        capacity = (
-            quantity(f"capacity of {where}", entry["capacity"], BYTES)
-            if "capacity" in entry
-            else float("inf")
-        )
-        vertices.append(Vertex(str(entry["name"]), str(entry.get("kind", GPU)), capacity))
-    at = {vertex.name: v for v, vertex in enumerate(vertices)}
-    links: list[TopologyLink] = []
-    for index, entry in enumerate(text.get("link", [])):
-        where = f"link {index}"
-        _known(where, entry, {"from", "to", "bandwidth", "both_ways"}, {"from", "to", "bandwidth"})
-        for end in ("from", "to"):
-            if entry[end] not in at:
-                raise InvalidInput(f"{end} of {where} is {entry[end]!r}: it must be the name of a vertex")
-        rate = quantity(f"bandwidth of {where}", entry["bandwidth"], BYTES_PER_SECOND)
-        both = entry.get("both_ways", True)
-        if not isinstance(both, bool):
-            raise InvalidInput(f"both_ways of {where} is {both!r}: it must be true or false")
-        ends = (at[entry["from"]], at[entry["to"]])
-        links += _both_ways([(*ends, rate)]) if both else [TopologyLink(*ends, rate)]
-    topology = Topology(tuple(vertices), tuple(links))
-    _check_reach(topology)
-    return topology
-
-
-def _known(
-    where: str, table: Mapping[str, object], allowed: Set[str], required: Set[str] = frozenset()
-) -> None:
-    for key in table:
-        if key not in allowed:
-            raise InvalidInput(
-                f"{where} has an unknown key {key!r}; it may have: {', '.join(sorted(allowed))}"
-            )
-    for key in required:
-        if key not in table:
-            raise InvalidInput(f"{where} lacks the key {key!r}")
-
-
-def _check_reach(topology: Topology) -> None:
-    """Every GPU must get rid of its bytes somewhere: to a store or another GPU."""
-    if not topology.gpus:
-        raise InvalidInput("the topology has no vertex of kind gpu")
-    after: dict[int, list[int]] = {}
-    for (source, target), rate in topology.bandwidth.items():
-        if rate > 0:
-            after.setdefault(source, []).append(target)
-    for gpu in topology.gpus:
-        seen, pending = {gpu}, [gpu]
-        while pending:
-            for target in after.get(pending.pop(), []):
-                if target not in seen:
-                    seen.add(target)
-                    pending.append(target)
-        if all(topology.vertices[v].kind == SWITCH for v in seen - {gpu}):
-            raise InvalidInput(
-                f"{topology.vertices[gpu].name} is unreachable: no link with bandwidth leads from it to a "
-                "store or another gpu"
-            )

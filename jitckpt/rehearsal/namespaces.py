@@ -16,7 +16,11 @@ CUT = "jitckpt_cut"  # nftables' name for what a host does not let through
 PLUGGED_IN_SECONDS = 30.0
 QUEUE_SECONDS = 0.2  # longer than that nothing waits for a slowed cable: it is lost, and sent again
 # A host of its own, but for its files: it has none of the others' processes, and none of their shared memory.
-APART = ("unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc")
+# That of System V is of an IPC namespace, and that with names is a file system of its own.
+APART = (
+    *("unshare", "--pid", "--fork", "--kill-child", "--mount", "--mount-proc", "--ipc"),
+    *("sh", "-c", 'mount -t tmpfs jitckpt /dev/shm && exec "$@"', "sh"),
+)
 
 
 def ip(arguments: str) -> subprocess.CompletedProcess[str]:
@@ -100,13 +104,25 @@ class Namespaces:
     @contextmanager
     def slowed(self, host: int, bits_per_second: int) -> Iterator[None]:
         """Let what a host sends go no faster than that."""
-        place = f"-n {self.names[host]} qdisc"
-        limit = f"rate {bits_per_second}bit burst 64kb latency {QUEUE_SECONDS:g}s"
-        _do(f"{place} add dev cable root tbf {limit}", program="tc")
-        try:
+        with _limited(self.names[host], "cable", bits_per_second):
             yield
-        finally:
-            _do(f"{place} delete dev cable root", program="tc")
+
+    @contextmanager
+    def slow_to_reach(self, host: int, bits_per_second: int) -> Iterator[None]:
+        """Let what is sent to a host, not the second one of three or more, come no faster than that."""
+        with _limited(self.names[1], f"port{host}", bits_per_second):
+            yield
+
+
+@contextmanager
+def _limited(name: str, device: str, bits_per_second: int) -> Iterator[None]:
+    place = f"-n {name} qdisc"
+    limit = f"rate {bits_per_second}bit burst 64kb latency {QUEUE_SECONDS:g}s"
+    _do(f"{place} add dev {device} root tbf {limit}", program="tc")
+    try:
+        yield
+    finally:
+        _do(f"{place} delete dev {device} root", program="tc")
 
 
 @contextmanager

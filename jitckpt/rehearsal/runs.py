@@ -55,6 +55,11 @@ class Strike:
         whom = "launcher" if self.rank == LAUNCHER else f"rank={self.rank}"
         return f"{whom} {self._what()} {when}{restarted}"
 
+    @property
+    def is_a_failure(self) -> bool:
+        """Whether it ends what it hits, so that the job has to restart; not of other kinds of strikes."""
+        return type(self) is Strike
+
     def happen(self, folder: Path, mark: str) -> bool:
         """Strike the job in this folder; return whether somebody was there to be hit."""
         return signal_rank(folder, self, mark)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from jitckpt.faults.injection import SILENT_KINDS, phases_of
 from jitckpt.rehearsal.runs import LAUNCHER, NOBODY, FullDisk, Run, Strike, Unwritable
-from jitckpt.rehearsal.runs_on_hosts import HostStrike
 from jitckpt.saves.final_state import FinalState
 from jitckpt.wire.exit_statuses import SAVED
 
@@ -49,8 +48,7 @@ class Trial:
     @property
     def failures(self) -> int:
         """How many processes fail, at least if nothing else comes before."""
-        ending = (Strike, HostStrike)
-        return len(self.faults) + sum(type(strike) in ending for strike in self.strikes)
+        return len(self.faults) + sum(strike.is_a_failure for strike in self.strikes)
 
     def missed(self, run: Run) -> bool:
         """Return whether the first strike hit nobody, or a job or a rank that was over before it."""

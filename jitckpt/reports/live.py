@@ -126,11 +126,11 @@ def _protection(present: Present) -> Text:
     elif present.in_place:
         text.append(
             "failures of devices are recovered from in place; after the loss of a process the job begins at "
-            "step 0, as no rank has called jitckpt.init",
+            "step 0, as no rank has come through jitckpt.init yet",
             "yellow",
         )
     else:
-        text.append("nothing is protected yet: no rank has called jitckpt.init", "yellow")
+        text.append("nothing is protected yet: no rank has come through jitckpt.init", "yellow")
     where = f" in {present.checkpoint_dir}" if present.checkpoint_dir else ""
     text.append("\n")
     if present.safe_step is not None:

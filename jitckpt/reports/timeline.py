@@ -207,7 +207,7 @@ def _snapshots(events: Sequence[Event]) -> list[str]:
         stop, dump, device = (sum(event[name] for event in pauses) for name in ("stop", "dump", "device"))
         sentences.append(
             f"Of that it took {stop:.2f} s until their devices were at rest, {dump:.2f} s to write their "
-            f"processes to memory, and {device:.2f} s until they had devices again."
+            f"processes to memory, and {device:.2f} s until all had gone on."
         )
     sentences += [
         f"All ranks went back to the snapshot after step {event['step']}, in {event['seconds']:.2f} s."

@@ -136,9 +136,9 @@ def _recovery(events: Sequence[Event], fault: str | None) -> TransparentRecovery
 def _exchanged(event: Event) -> str:
     if event["event"] == "ranks_moved":
         ranks = f"rank{'s' if len(event['ranks']) > 1 else ''} {', '.join(map(str, event['ranks']))}"
-        return (
-            f"Host {event['host']} is another one since, with {ranks}: {show_size(event['bytes'])} came there"
-        )
+        is_one_more = event.get("ranks_of", -1) >= 0
+        who = f"has come for host {event['ranks_of']}," if is_one_more else "is another one since,"
+        return f"Host {event['host']} {who} with {ranks}: {show_size(event['bytes'])} came there"
     device, broken = event["device"], event["broken"]
     return f"Rank {event['rank']} has device {device} in the place of device {broken}, which is broken"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from jitckpt._seen import all_same
+from jitckpt._seen import gone_on
 from jitckpt.bindings.interpose import stream_of
 from jitckpt.bindings.memory import bytes_at
 from jitckpt.encoding import tensor_file
@@ -64,22 +64,19 @@ class Recorder:
         Else, or where nothing can tell, returns False: it has to be taken, and written. Most steps need this
         alone. There all is cold in the caches, so little code is touched and nothing made anew.
         """
-        unchanged = self._unchanged
-        if unchanged is None or not all_same(unchanged.looks):
+        unchanged, taken = self._unchanged, self._taken
+        if unchanged is None or (new := gone_on(unchanged.looks, unchanged.going_on, taken.data)) is None:
             return False
         for one in unchanged.others:
             if not one.is_same():
                 return False
-        taken = self._taken
-        for name, read in unchanged.going_on:
-            value = read()
-            if value != taken.data[name]:
-                if final or len(value) != len(taken.data[name]):
-                    return False
-                taken.data[name] = value
-                if taken.content is not None:
-                    taken.content.put(name, value)
-                self._gone_on.add(name)
+        for name, value in new:
+            if final or len(value) != len(taken.data[name]):
+                return False
+            taken.data[name] = value
+            if taken.content is not None:
+                taken.content.put(name, value)
+            self._gone_on.add(name)
         if final:
             is_said = step == self._provisional
             if is_said:
@@ -141,13 +138,10 @@ class Recorder:
     def is_as_written(self) -> bool:
         """Whether the state is what was written last, as far as that can be told at once."""
         unchanged = self._unchanged
-        if unchanged is None or not all_same(unchanged.looks):
+        if unchanged is None or gone_on(unchanged.looks, unchanged.going_on, self._taken.data) != []:
             return False
-        for one in unchanged.others:
+        for one in unchanged.others:  # noqa: SIM110  # all() of a generator is two calls more
             if not one.is_same():
-                return False
-        for name, read in unchanged.going_on:  # noqa: SIM110  # all() of a generator is two calls more
-            if read() != self._taken.data[name]:
                 return False
         return True
 

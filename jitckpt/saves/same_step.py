@@ -22,6 +22,7 @@ from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import (
     EXACT_WITHIN,
+    WHERE,
     Choice,
     begun_anew,
     denies_first,
@@ -310,12 +311,8 @@ def _together(
         return asdict(decision.hear_checks(told))
 
     offer = own.offer
-    if memory is not None:
-        in_memory = memory.offer()
-        newest = max([offer.newest, memory.newest])
-        is_first = offer.is_first and memory.newest == 0
-        offer = replace(offer, in_memory=in_memory, newest=newest, is_first=is_first)
-    verdict = Verdict(**through_rank_0("steps to load", asdict(offer), hear_offers))
+    offered = asdict(_with_memory(offer, memory))
+    verdict = Verdict(**through_rank_0("steps to load", offered, hear_offers))
     while not verdict.decided:
         assert verdict.step is not None
         from_memory = memory if verdict.in_memory else None
@@ -338,11 +335,29 @@ def _together(
         if rank == 0:
             warn(begun_anew(own.reasons))
     elif verdict.newest:
+        refused = nothing_usable(own.reasons, identity, _where(offer, memory))
         raise CheckpointError(
-            f"{nothing_usable(own.reasons, identity)} If hosts have directories of their own, give `jitckpt "
+            f"{refused} If hosts have directories of their own, give `jitckpt "
             "run` --checkpoint-dir, so that each can fetch what it lacks."
         )
     return None
+
+
+def _with_memory(offer: Offer, memory: InMemory | None) -> Offer:
+    if memory is None:
+        return offer
+    newest = max([offer.newest, memory.newest])
+    is_first = offer.is_first and memory.newest == 0
+    return replace(offer, in_memory=memory.offer(), newest=newest, is_first=is_first)
+
+
+def _where(in_files: Offer, memory: InMemory | None) -> str:
+    """Return a clause on where a rank has found steps."""
+    if in_files.newest:
+        return WHERE
+    if memory is not None and memory.newest:
+        return "This host's memory has steps of this job"
+    return "Other ranks have found steps of this job, in files or in memory"
 
 
 def _offer(told: dict[str, Any]) -> Offer:

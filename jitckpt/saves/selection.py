@@ -19,6 +19,7 @@ from jitckpt.saves.layout import RESTRUCTURED, Identity
 EXACT_WITHIN = 2
 SHOWN_REASONS = 8
 SHOWN_SHARDS = 8
+WHERE = "The checkpoint directory holds saves"
 
 
 @dataclass(frozen=True)
@@ -225,12 +226,13 @@ def begun_anew(reasons: Sequence[str]) -> str:
     )
 
 
-def nothing_usable(reasons: Sequence[str], expected: Identity) -> str:
-    """Return the sentences for a rank that must not begin anew beside what is saved."""
+def nothing_usable(reasons: Sequence[str], expected: Identity, where: str = WHERE) -> str:
+    """Return the sentences for a rank that must not begin anew beside what is saved; where: a clause."""
+    why = f": {_shown(reasons)}" if reasons else "."
     return (
-        f"The checkpoint directory holds saves, but none that rank {expected.rank} of {expected.world_size} "
-        f"can use: {_shown(reasons)} Start the job as it was, or begin anew in another directory; with "
-        "another number of ranks or layout give `jitckpt run --reshard`."
+        f"{where}, but none that rank {expected.rank} of {expected.world_size} can use{why} Start the job as "
+        "it was, or begin anew in another directory; with another number of ranks or layout give `jitckpt "
+        "run --reshard`."
     )
 
 

@@ -19,15 +19,18 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt._seen import Seen
-from jitckpt.state import parallel, plain_values
+from jitckpt.state import parallel, plain_values, told_tensors
 from jitckpt.state.plain_values import AS_BUILT, SCALARS, Built, NotPlain, Place, TensorMark, TooMuch
 
 # What torch's own class keeps, beside all that begins with _ and names hooks.
-OF_TORCH = frozenset({"state", "param_groups", "defaults", "step", "add_param_group"})
+# "_opt_called" is set by torch's schedulers, on optimizers of any class.
+OF_TORCH = frozenset({"state", "param_groups", "defaults", "step", "add_param_group", "_opt_called"})
 DEPTH = 3  # to which objects of other classes are looked into
 MOST_VALUES = 100_000  # in one attribute: as many take a tenth of a second
 OPAQUE = (nn.Module, Optimizer, type, types.ModuleType, types.FunctionType, types.MethodType)
 _UNKNOWN = object()
+# Classes of a framework's, what is in which is kept otherwise, or made anew in each minibatch; it adds them.
+KEPT_OTHERWISE: list[type] = []
 
 CHANGES = (
     "A save lacks {name}, a {kind}, which changes and can't be saved without pickle, or has come to lie in a "
@@ -135,7 +138,7 @@ class ChangedAttributes:
     def _memory(self) -> set[int]:
         """Return where the parameters lie."""
         parameters = (one for group in self._optimizer.param_groups for one in group["params"])
-        return {parallel.memory_of(one).untyped_storage().data_ptr() for one in parameters} - {0}
+        return {place for one in parameters for place in parallel.storages(one)}
 
     def _keep(self, name: str, value: Any, known: Collection[int]) -> None:
         """Tell the attribute as a save has it, or name it."""
@@ -186,7 +189,7 @@ class _Marks(_Walk):
 
     def other(self, value: Any, place: Place) -> Any:
         which = type(value), id(value)
-        if id(value) in self.known or isinstance(value, OPAQUE):
+        if id(value) in self.known or isinstance(value, (*OPAQUE, *KEPT_OTHERWISE)):
             self.built[place] = value
         elif isinstance(value, Tensor):
             own = parallel.memory_of(value)
@@ -220,15 +223,16 @@ class _Told(_Walk):
         super().__init__(set(), self._tensor, lambda one: one, before=before)
         self.known, self._memory = known, cache(memory)
 
-    def _tensor(self, tensor: Tensor) -> Tensor:
-        if self.is_in_new and tensor.untyped_storage().data_ptr() in self._memory():
+    def _tensor(self, tensor: Tensor) -> Any:
+        if self.is_in_new and not self._memory().isdisjoint(parallel.storages(tensor)):
             raise NotPlain
-        return tensor.detach() if tensor.requires_grad else tensor  # no graph outlives its minibatch
+        # No graph outlives its minibatch.
+        return told_tensors.told(tensor, lambda one: one.detach() if one.requires_grad else one)
 
     def other(self, value: Any, place: Place) -> Any:
         if self.is_in_new or not self._is_built(value, place):
             raise NotPlain
-        if id(value) in self.known or isinstance(value, OPAQUE):
+        if id(value) in self.known or isinstance(value, (*OPAQUE, *KEPT_OTHERWISE)):
             self.built[place] = value
             return {AS_BUILT: type(value).__qualname__}
         if type(value) in (Tensor, nn.Parameter) and plain_values.is_dense(value):

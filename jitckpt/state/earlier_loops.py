@@ -4,7 +4,7 @@ A restart goes through the epoch again, and through the loops that were done wit
 top reads is as it was there; what the code behind a loop reads as that had left it, and no later one.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jitckpt.encoding import tree_codec
@@ -23,6 +23,16 @@ TOO_MUCH = (
 Values = Mapping[str, Mapping[str, Any]]  # by places and names
 
 
+def loop_of(begun: Sequence[int]) -> str:
+    """Return what tells a loop from others. begun: over batches, and over steps, in that epoch by then."""
+    return ".".join(map(str, begun))
+
+
+def within(loop: str, other: str) -> str:
+    """Return what such a loop is called that is counted with others as one over epochs."""
+    return f"{loop} {other}"
+
+
 class EarlierLoops:
     """Told as a loop ends; loops are known by their numbers in the epoch, as text, or by these words."""
 
@@ -39,6 +49,16 @@ class EarlierLoops:
             return TOO_MUCH
         self._told, self._captured = told, captured
         return None
+
+    def keep_within(self, loop: str) -> None:
+        """Keep what was noted of the epoch's loops beyond it, as of this loop over epochs."""
+        kept = {
+            (one if one.startswith(OVER_EPOCHS) else within(loop, one)): of
+            for one, of in self._told.items()
+            if one != TOP
+        }
+        if kept.keys() != self._told.keys():
+            self._told, self._captured = kept, tree_codec.encode(kept, PART)
 
     def begin_epoch(self) -> None:
         """No loop of the new epoch has ended."""

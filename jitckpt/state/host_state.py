@@ -9,7 +9,6 @@ Tensors on a device are taken by reference: whoever reads them minds the device'
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from itertools import chain, repeat
 from typing import Any, NamedTuple
 
 import torch
@@ -30,7 +29,7 @@ from jitckpt.state import (
     parallel,
     plain_values,
     script_generators,
-    trackers,
+    tensors_seen,
     zero_gradients,
 )
 from jitckpt.state.kept import NOTHING, SCALER, Kept, names_in
@@ -44,6 +43,7 @@ from jitckpt.state.optimizer_state import (
     states_of,
 )
 from jitckpt.state.plain_attributes import PlainAttributes, what_tells
+from jitckpt.state.process_parts import ProcessParts
 from jitckpt.state.schedules import SchedulerState, Stateful, scaler_state, scaler_update_is_due
 from jitckpt.state.script_generators import ScriptGenerators
 from jitckpt.state.unwrapping import unwrapped
@@ -154,7 +154,7 @@ class HostState:
         self.variables: KeptVariables | None = None  # of the script, where they are kept
         self._extra_tensors: list[Tensor] = []  # on a device, as they were last captured
         self.device = device
-        self.random = RandomState(device)
+        self.random, self.of_process = RandomState(device, tensors_seen.counter_of), ProcessParts()
         self._gradients = GradientsSeen()
         # What tells whose they are: of the model, and of the optimizers.
         self._gradients_of: tuple[object, list[object]] = None, []
@@ -203,7 +203,7 @@ class HostState:
             parts[kept_variables.PART] = self.variables.capture()
             parts[counters.PART] = self.variables.capture_counters()
             parts[earlier_loops.PART] = self.variables.earlier.capture()
-        return {"random": self.random.capture(), **parts, **trackers.capture()}
+        return {"random": self.random.capture(), **parts, **self.of_process.capture()}
 
     def kept_names(self) -> list[str]:
         """Return what is kept though it was not given; of the script what it has used or changed by now."""
@@ -248,9 +248,9 @@ class HostState:
         """Return what tells that `local` would return what it just did; None if nothing can."""
         of_model = None if self.model is None else self.model.unchanged()
         of_random, generator = self.random.unchanged()
-        if self.extra is not None or of_random is None or (self.model is not None and of_model is None):
-            return None
-        if trackers.are_there():
+        of_process = self.of_process.look()
+        is_blind = self.model is not None and of_model is None
+        if self.extra is not None or is_blind or of_random is None or of_process is None:
             return None
         going_on = [] if generator is None else [generator]
         of_loop = None
@@ -261,7 +261,7 @@ class HostState:
         if self.model is not None:
             every.append((what_tells(self.model.attributes), self.model.attributes))
         every += [(one.told, one) for one in (self.generators, self.variables) if one is not None]
-        looks = [of_loop, of_random, of_model, *(told for told, _ in every)]
+        looks = [of_loop, of_random, of_model, of_process, *(told for told, _ in every)]
         others = tuple([one for told, one in every if told is None])
         return Unchanged(tuple([one for one in looks if one is not None]), others, tuple(going_on))
 
@@ -510,7 +510,7 @@ class HostState:
             self.model.attributes.restore(parts.get("attributes", {}))
         if self.extra is not None:
             self.extra.load_state_dict(parts["extra"])
-        trackers.restore(parts.get(trackers.PART))
+        self.of_process.restore(parts)
         if self.generators is not None:
             self.generators.restore(parts.get(script_generators.PART))
         if self.variables is not None:
@@ -520,8 +520,8 @@ class HostState:
 
 
 def differ_by_hand(
-    before: Sequence[Sequence[dict[str, Any]]],
-    after: Sequence[Sequence[dict[str, Any]]],
+    before: list[list[dict[str, Any]]],
+    after: list[list[dict[str, Any]]],
     *,
     scheduled: bool,
 ) -> bool:
@@ -529,9 +529,7 @@ def differ_by_hand(
 
     In doubt they do: of a tensor only its device could tell.
     """
-    then, now = [*chain(*before)], [*chain(*after)]
-    besides = SCHEDULED if scheduled else _NOTHING
-    return len(then) != len(now) or not all(map(_seen.same_settings, then, now, repeat(besides)))
+    return not _seen.same_settings(before, after, SCHEDULED if scheduled else _NOTHING)
 
 
 def _on_device(name: str, value: object) -> dict[str, Tensor]:

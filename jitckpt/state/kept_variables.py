@@ -8,7 +8,7 @@ behind an optimizer step, and put back where a restart goes on with it: what is 
 import copy
 import enum
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -22,6 +22,7 @@ from jitckpt.encoding.tree_codec import Encoded
 from jitckpt.state import counters, plain_values
 from jitckpt.state.counters import Counters
 from jitckpt.state.earlier_loops import EarlierLoops
+from jitckpt.state.named_things import NamedThings, is_thing
 from jitckpt.state.plain_attributes import (
     NO_OPTIMIZERS,
     AttributesNow,
@@ -29,7 +30,7 @@ from jitckpt.state.plain_attributes import (
     Owner,
     PlainAttributes,
 )
-from jitckpt.state.plain_values import SCALARS
+from jitckpt.state.plain_values import SCALARS, THING
 
 PART = "variables"
 MOST_BYTES = 100_000  # of tensors and arrays, in all of them
@@ -102,12 +103,14 @@ class KeptVariables:
         self.is_at_last = False  # it may be there
         self._first: dict[str, dict[str, Any]] = {}  # copies of what they were at first
         self._aliases: dict[tuple[str, str], tuple[str, str]] = {}  # other names, of what is kept under these
+        self.things = NamedThings()
         self._attributes = PlainAttributes(
             {},
             most_bytes=MOST_BYTES,
             named=_named,
             lies_in_parameter=lies_in_parameter,
             optimizers=optimizers,
+            things=self.things,
         )
         self._told: dict[str, dict[str, Any]] = {}
         self._there: frozenset[str] = frozenset()  # the places that were there as they were looked at last
@@ -157,7 +160,10 @@ class KeptVariables:
         self._behind.get(place, set()).discard(name)
         if name in self._names[place]:
             return
-        if (other := self._other_name(place, name, value)) is not None:
+        there, called = self._aliases.get((place, name), (place, name))
+        if self._values.get(there, {}).get(called, value) is not value:
+            self.follow_changed(place, name, value)  # it was another name of that, and is not now
+        elif (other := self._other_name(place, name, value)) is not None:
             self._aliases[place, name] = other
         else:
             self._follow(place, name, value)
@@ -171,7 +177,7 @@ class KeptVariables:
         self._attributes.begin_with(place, name)
         if self._attributes.keeps(place, name):
             self._names[place].add(name)
-            self._first[place][name], *_ = plain_values.copy(value, (), {}, None)
+            self._first[place][name], *_ = plain_values.copy(value, (), {}, None, name_of=self.things.name_of)
             if self._aliases.pop((place, name), None):
                 self._attributes.has_changed(place, name)
         else:
@@ -200,6 +206,27 @@ class KeptVariables:
         """Return whether a variable is kept, under this name or as an object that has another one, too."""
         is_kept = name in self._names.get(place, ()) and self._attributes.keeps(place, name)
         return is_kept or self._other_name(place, name, value) is not None
+
+    def is_whole(self, value: object, generators: Collection[int]) -> bool:
+        """Return whether a copy has all of a value. generators: ids of those kept wherever they lie."""
+        return plain_values.is_whole(value, generators, self.things.name_of)
+
+    def put_alone(
+        self, scope: Mapping[str, Any], values: Mapping[str, Any], *, objects: bool
+    ) -> dict[str, Any]:
+        """Return what a place's variables are to be set to, but for what others in it are needed for.
+
+        objects: those that `put_objects` is for; else the others.
+        """
+        found = {}
+        for name, value in values.items():
+            if plain_values.is_deleted(value) or plain_values.is_another_object(value) != objects:
+                continue
+            if all(one[0] == THING for one in plain_values.other_names_in(value)):
+                with suppress(LookupError):
+                    whole = plain_values.with_others(value, lambda _, *called: self.things.thing_of(*called))
+                    found[name] = plain_values.put(scope.get(name), whole)
+        return found
 
     def take(self, scopes: Scopes, built: Mapping[str, Collection[str]], *, same_round: bool = False) -> None:
         """Look at the variables of the places that are there; `capture` returns what they are now.
@@ -300,6 +327,29 @@ class KeptVariables:
         self.earlier.restore(earlier)
         self._counters.restore(counted)
 
+    def has_restored(self, place: str, name: str) -> bool:
+        """Return whether there is something to put back for a variable."""
+        return name in self._saved.get(place, ())
+
+    def put_objects(
+        self, scopes: Scopes, may_have: Mapping[str, Collection[str]]
+    ) -> dict[str, dict[str, Any]]:
+        """Do so for variables that have other objects than the script has built, before `put`.
+
+        What such an object holds goes by the variable's name: it must not be put into the other one.
+        """
+        found: dict[str, dict[str, Any]] = {}
+        for place in scopes.keys() & self._saved.keys():
+            saved = self._saved[place]
+            objects = {
+                name: value
+                for name, value in saved.items()
+                if plain_values.is_another_object(value) and name in may_have.get(place, saved)
+            }
+            self._saved[place] = {name: value for name, value in saved.items() if name not in objects}
+            found[place] = objects
+        return self._put_known(scopes, {place: objects for place, objects in found.items() if objects})
+
     def put(self, scopes: Scopes, may_have: Mapping[str, Collection[str]]) -> dict[str, dict[str, Any]]:
         """Put back what was restored, in the places that are there; return what is to be set to new values.
 
@@ -324,6 +374,17 @@ class KeptVariables:
             first = self._first[place]
             names = first.keys() & changed.get(place, {}).keys() - known.keys()
             known |= {name: first[name] for name in names}
+        return self._put_known(scopes, of_places)
+
+    def _put_known(
+        self, scopes: Scopes, of_places: Mapping[str, dict[str, Any]]
+    ) -> dict[str, dict[str, Any]]:
+        for place, known in of_places.items():
+            self._begin(place)
+            self._names[place].update(known)
+            self._fill(place, scopes[place])
+            for name in known:
+                self._first[place].pop(name, None)  # it has changed, and is as it was saved
         self._attributes.restore(of_places)
         for place, known in of_places.items():
             for name in [name for name, value in known.items() if plain_values.is_deleted(value)]:
@@ -378,13 +439,13 @@ class KeptVariables:
             if name in scopes.get(place, ()) and called in scopes.get(there, ()):
                 value = scopes[place][name]
                 if value is not scopes[there][called]:
-                    self.follow(place, name, value)
+                    self.follow_changed(place, name, value)
                 elif not self._attributes.is_built((there, called), value):
                     self._follow(place, name, value)
 
     def _other_name(self, place: str, name: str, value: object) -> tuple[str, str] | None:
         """Return where a value that can be changed in its place is kept as another variable's, too."""
-        if isinstance(value, UNCHANGEABLE):
+        if isinstance(value, UNCHANGEABLE) or (is_thing(value) and not plain_values.is_object(value)):
             return None
         return next(
             (

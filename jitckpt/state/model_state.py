@@ -13,11 +13,12 @@ from jitckpt._seen import Seen
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
 from jitckpt.errors import CheckpointError
-from jitckpt.state import parallel, tensors_seen
+from jitckpt.state import inner_tensors, parallel, tensors_seen
 from jitckpt.state.joined import is_of_average, joined
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.unwrapping import unwrapped
+from jitckpt.state.wrapped import Wrapped, check_as_built
 
 _NONE = Encoded({}, {})
 COUNT = "n_averaged"  # of an AveragedModel
@@ -32,6 +33,7 @@ class HeldParameters(NamedTuple):
 
     frozen: those that do not require gradients. cuts: which part of one this rank holds, where it is not the
     whole (parallel.cuts). aliases: the other names of shared parameters, and the one that is used for them.
+    One that is made of others is there by these, but in `frozen`.
     """
 
     parameters: dict[str, Tensor]
@@ -55,7 +57,7 @@ class ModelState:
         self.has_averages = False
         self._captured: Encoded | None = None  # the buffers, and which they were and where they lay:
         self._seen = Seen()
-        self._leaves_attributes = False
+        self._kept_elsewhere: PlainAttributes | None = None
         self._watched: tuple[tuple[Tensor, ...], tuple[Tensor, ...]] = (
             (),
             (),
@@ -70,13 +72,18 @@ class ModelState:
         # The parameters themselves, by name; another object once there are others.
         self.trained: Mapping[str, Tensor] = self._parameters
         self.memory: dict[str, Tensor] = {}  # by name; it counts what is written to the parameters
+        self.around: dict[str, Tensor] = {}  # and so do those that are made of it
         self._places = b""  # where it lies
         self._called: dict[int, str] = {}
         self._structure = Seen()
+        self._wrapped = Wrapped()  # parameters that are made of other tensors
+        self._wrapped_built: Mapping[str, Json] = {}  # what belongs to these beside them, as they were built
+        self._wrapped_buffers: dict[str, Json] = {}
         self.is_restructured = (
             False  # whether `follow` has seen that parameters have come, gone or been replaced
         )
         self._take_structure()
+        self._wrapped_built = self._wrapped.descriptions()
         self.built = frozenset(self._parameters)  # what the script has built, by the parameters' names
         self._built_frozen = self._frozen()
         self._thawed: list[str] = []
@@ -90,7 +97,7 @@ class ModelState:
         self._buffers.clear()
         self._passing.clear()
         self._with_extra_state.clear()
-        if not self._leaves_attributes:
+        if self._kept_elsewhere is None:
             self.attributes.look_again(owners_of(self._model))
         self._averages = [one for one in self._model.modules() if isinstance(one, AveragedModel)]
         self.has_averages = bool(self._averages)
@@ -168,18 +175,56 @@ class ModelState:
             for name, parameter in found.items()
         }
         self.trained = self._parameters
-        self._cuts = parallel.cuts(self._model)
-        self._aliases = _aliases(self._model)
+        self._look_at_wrappers()
         self._called = {id(one): f"model.{name}" for name, one in self._model.named_parameters()}
         self._called |= {id(one): f"model.{name}" for name, one in self._parameters.items()}
         # What FSDP1 writes to its flat parameters is counted nowhere that lasts.
         watched = {} if parallel.is_flattened(self._model) else self._parameters
-        self.memory = {f"model.{name}": parallel.memory_of(one) for name, one in watched.items()}
+        self.memory = {
+            called: leaf
+            for name, one in watched.items()
+            for called, leaf in inner_tensors.leaves(parallel.memory_of(one), f"model.{name}").items()
+        }
+        # What is written to one that is made of others counts there, and not in these.
+        self.around = {
+            called: memory
+            for name, one in watched.items()
+            if inner_tensors.is_wrapper(memory := parallel.memory_of(one))
+            for called in inner_tensors.leaves(memory, f"model.{name}")
+        }
         self._watched = tuple(self._parameters.values()), tuple(self.memory.values())
         self._held = None
 
+    def _look_at_wrappers(self) -> None:
+        """Find the parameters that are made of others, and what follows from that."""
+        self._wrapped, self._cuts, aliases = Wrapped(), {**parallel.cuts(self._model)}, _aliases(self._model)
+        made_of: dict[str, dict[str, Tensor]] = {}
+        for name, parameter in self._parameters.items():
+            memory = parallel.memory_of(parameter)
+            if not inner_tensors.is_wrapper(memory):
+                continue
+            made_of[name] = inner_tensors.leaves(memory, name)
+            if inner_tensors.why_not(memory, name) is None:  # else a save function has it, or it is refused
+                self._wrapped.add(name, memory)
+            if self._cuts.pop(name, None) is not None:  # which part of what these are is not to be known
+                self._cuts |= {
+                    called: {"shape": list(leaf.shape), "offsets": None}
+                    for called, leaf in made_of[name].items()
+                }
+        self._aliases = {
+            f"{alias}{called.removeprefix(name)}": called
+            for alias, name in aliases.items()
+            for called in made_of.get(name, [name])
+        }
+
     def held(self) -> HeldParameters:
-        """Return what is held of the parameters now; the same object while that is the same memory."""
+        """Return what is held of the parameters now; the same object while that is the same memory.
+
+        Raises TreeError for one that is made of others, and in another way than the script has built it.
+        """
+        if self._wrapped and not self._wrapped.is_same():
+            self._take_structure()
+            self._wrapped.check(self._wrapped_built)
         parameters, memory = self._watched
         flags, places = tensors_seen.gradients_required(parameters), tensors_seen.addresses(memory)
         known = self.memory.keys() or not self._parameters
@@ -193,10 +238,12 @@ class ModelState:
 
     def lies_in_parameter(self, tensor: Tensor) -> bool:
         """Whether a tensor lies in the memory of a parameter: a row of it, or its `data`."""
+        if inner_tensors.is_wrapper(tensor):
+            return any(map(self.lies_in_parameter, inner_tensors.leaves(tensor, "").values()))
         memory = self._watched[1]
         places = tensors_seen.addresses(memory)
         if places != self._storages[0]:
-            self._storages = places, {one.untyped_storage().data_ptr() for one in memory} - {0}
+            self._storages = places, {place for one in memory for place in parallel.storages(one)}
         return tensor.untyped_storage().data_ptr() in self._storages[1]
 
     def thawed(self) -> list[str]:
@@ -208,7 +255,11 @@ class ModelState:
 
     def parameters(self) -> dict[str, Tensor]:
         """Return what this rank holds of each parameter; a shared one is there once."""
-        return {name: parallel.local(parameter) for name, parameter in self._parameters.items()}
+        return {
+            called: part
+            for name, parameter in self._parameters.items()
+            for called, part in parallel.held(parameter, name).items()
+        }
 
     def restore_parameters(self, saved: Mapping[str, Tensor], frozen: Sequence[str]) -> None:
         """Put saved parameters in the place of the model's, as they lay, and which of them are frozen.
@@ -226,17 +277,14 @@ class ModelState:
                 "without DistributedDataParallel, call job.restore(), and wrap it then."
             )
         with torch.no_grad():
-            for name, tensor in own.items():
-                parameter, value = self._parameters[name], saved[name]
-                lies = (tensor.shape, tensor.dtype, tensor.stride())
-                if parallel.is_plain(parameter) and lies != (value.shape, value.dtype, value.stride()):
-                    parameter.data = value.to(parameter.device)
-                else:
-                    _check_alike("parameters", name, tensor, value)
-                    tensor.copy_(value)
+            for name, parameter in self._parameters.items():
+                for called, tensor in parallel.held(parameter, name).items():
+                    if called in own:
+                        _put_parameter(called, parameter, tensor, saved[called])
         for name, parameter in self._parameters.items():
             may_have = parameter.is_floating_point() or parameter.is_complex()
-            if name in own and may_have and parameter.requires_grad == (name in frozen):
+            is_there = name in own or not own.keys().isdisjoint(parallel.held(parameter, name))
+            if is_there and may_have and parameter.requires_grad == (name in frozen):
                 parameter.requires_grad_(name not in frozen)
 
     def restore_buffers(self, saved: Mapping[str, Tensor]) -> None:
@@ -244,10 +292,12 @@ class ModelState:
 
         One may have been None as the script built it, or of another shape: a memory bank grows.
         """
-        for one in [one for one in self._passing if one[0] in saved]:
-            self._passing.remove(one)
-            self._buffers.append(one[:3])
-            one[1][one[2]] = saved[one[0]]
+        for one in [*self._passing]:
+            name, holder, key, _ = one
+            if name in saved or any(called in saved for called in _held_of(holder.get(key), name)):
+                self._passing.remove(one)
+                self._buffers.append(one[:3])
+                holder[key] = saved.get(name, holder[key])
         self._captured = None
         for name, holder, key in self._buffers:
             if name in saved and key in holder and holder[key] is None:
@@ -258,10 +308,17 @@ class ModelState:
             for name, holder, key in self._buffers:
                 buffer = holder.get(key)
                 if buffer is None or name not in own:
+                    for called, tensor in {} if buffer is None else _held_of(buffer, name).items():
+                        if called in own:
+                            _check_alike("buffers", called, tensor, saved[called])
+                            tensor.copy_(saved[called])
                     continue
                 value, tensor = saved[name], own[name]
                 lies_so = (buffer.shape, buffer.stride()) == (value.shape, value.stride())
-                if type(buffer) is Tensor and buffer.dtype == value.dtype and not lies_so:
+                is_same_kind = buffer.dtype == value.dtype
+                # FSDP1 with mixed precision gives them another type in its first pass, in this way, too.
+                is_cast = self.is_flattened and buffer.shape == value.shape and buffer.is_floating_point()
+                if type(buffer) is Tensor and (is_cast if not is_same_kind else not lies_so):
                     buffer.data = value.to(buffer.device)
                 else:
                     _check_alike("buffers", name, tensor, value)
@@ -269,7 +326,12 @@ class ModelState:
 
     def buffers(self) -> dict[str, Tensor]:
         found = ((name, holder.get(key)) for name, holder, key in self._buffers)
-        return {name: parallel.local(buffer) for name, buffer in found if buffer is not None}
+        return {
+            called: part
+            for name, buffer in found
+            if buffer is not None
+            for called, part in parallel.held(buffer, name).items()
+        }
 
     def capture_buffers(self) -> Encoded:
         """Return the buffers under the name "buffers"; the same object while all are the same on a device."""
@@ -278,6 +340,7 @@ class ModelState:
             self._captured, seen = None, Seen()
             for _, holder, key in self._buffers:
                 seen.entry(holder, key)
+            self._check_buffers()
             captured = tree_codec.encode(self.buffers(), "buffers")
             there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
             if any(type(one) is not Tensor or one.device.type == "cpu" for one in there):
@@ -287,9 +350,21 @@ class ModelState:
             self._captured, self._seen = captured, seen
         return self._captured
 
+    def _check_buffers(self) -> None:
+        """Raise TreeError, which names it, for one that is made of others otherwise than it was at first."""
+        for name, holder, key in self._buffers:
+            buffer = holder.get(key)
+            if buffer is not None and parallel.is_wrapper(buffer):
+                memory = parallel.memory_of(buffer)
+                description = inner_tensors.described(memory, name)
+                check_as_built(name, memory, description, self._wrapped_buffers.setdefault(name, description))
+
     def buffer_versions(self) -> bytes:
         there = [buffer for _, holder, key in self._buffers if (buffer := holder.get(key)) is not None]
-        return _seen.versions(there) if there else b""
+        inside = [
+            leaf for one in there if parallel.is_wrapper(one) for leaf in parallel.held(one, "").values()
+        ]
+        return _seen.versions([*there, *inside]) if there else b""
 
     def counts_of_averages(self) -> list[int]:
         """Return of how many models each average is that counts them on the host."""
@@ -316,10 +391,14 @@ class ModelState:
         """Return the extra states under the name "modules"; the same object while there are none."""
         return tree_codec.encode(self.extra_states(), "modules") if self._with_extra_state else _NONE
 
-    def leave_attributes(self) -> None:
-        """Keep the attributes no more: somebody else does."""
-        self._leaves_attributes = True
+    def leave_attributes(self, to: PlainAttributes) -> None:
+        """Keep the attributes no more: somebody else does, in these."""
+        self._kept_elsewhere = to
         self.attributes.look_again({})
+
+    def kept_attributes(self) -> set[object]:
+        """Return which of them are kept, by whomever, as PlainAttributes.kept says it."""
+        return (self._kept_elsewhere or self.attributes).kept()
 
     def capture_attributes(self) -> Encoded:
         """Return the attributes that have changed under that name; the same object while none has since."""
@@ -353,6 +432,20 @@ def _parameters_of(model: nn.Module) -> dict[str, Tensor]:
     return parallel.parameters(model) | {
         f"{name}.{COUNT}".lstrip("."): one.n_averaged for name, one in averages if not one.n_averaged.is_cpu
     }
+
+
+def _put_parameter(name: str, parameter: Tensor, here: Tensor, value: Tensor) -> None:
+    """Put a value into a parameter, or a part that it is made of, which lies `here`."""
+    lies = (here.shape, here.dtype, here.stride())
+    if parallel.is_plain(parameter) and lies != (value.shape, value.dtype, value.stride()):
+        parameter.data = value.to(parameter.device)
+    else:
+        _check_alike("parameters", name, here, value)
+        here.copy_(value)
+
+
+def _held_of(buffer: Tensor | None, name: str) -> dict[str, Tensor]:
+    return {} if buffer is None else parallel.held(buffer, name)
 
 
 def _without_lone_averages(

@@ -5,7 +5,6 @@ classes may keep anything plain; all others numbers (a rate of dropout, a moment
 makes of their parameters anew (a pruned weight), and whether they are in training mode.
 """
 
-import dis
 import inspect
 from collections.abc import Iterable
 from functools import cache, partial
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 
 from jitckpt.state.plain_attributes import Owner
 from jitckpt.system import installed
+from jitckpt.system.bytecode import instructions as instructions_of
 
 MODE = "training"
 OF_TORCH = frozenset(vars(nn.Module())) - {MODE}  # what torch keeps in each module
@@ -98,6 +98,6 @@ def _names_set_in(classes: Iterable[Any]) -> frozenset[str]:
     for one in (one for kind in classes for one in vars(kind).values()):
         function = inspect.unwrap(getattr(one, "fget", None) or one)
         if isinstance(function, FunctionType):
-            stores = (op.argval for op in dis.get_instructions(function) if op.opname == "STORE_ATTR")
+            stores = (op.argval for op in instructions_of(function) if op.opname == "STORE_ATTR")
             found.update(stores)
     return frozenset(found)

@@ -7,27 +7,30 @@ parameters in another order, and what can't be found is named instead of put in 
 import operator
 import weakref
 from array import array
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt import _seen
 from jitckpt._seen import Seen
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded, Json
-from jitckpt.errors import CheckpointError, TreeError
-from jitckpt.state import parallel, tensors_seen
+from jitckpt.errors import CheckpointError
+from jitckpt.state import inner_tensors, parallel, tensors_seen
 from jitckpt.state.attributes import ChangedAttributes
+from jitckpt.state.wrapped import Wrapped, make_wrapped, place_of
 
 # How Python's array calls the types of torch that it has too.
 ARRAY_TYPES = {torch.float32: "f", torch.float64: "d", torch.int64: "q", torch.int32: "i", torch.uint8: "B"}
 SHOWN_NAMES = 5
+PLAIN = (Tensor, nn.Parameter)
 _NONE = Encoded([], {})
+_UNWRAPPED: Mapping[str, Json] = MappingProxyType({})
 Names = Callable[[], Mapping[int, str]]  # what a model calls its parameters, by their id()
 Find = Callable[[str], Tensor | None]  # the parameter that a model calls so
 
@@ -41,6 +44,8 @@ class OptimizerPart(NamedTuple):
     they lie. names: of the parameters, group by group; that is what numbers them.
     beside: what it keeps under no parameter, its own state_dict where its class defines one, and attributes
     that have changed. same: names of tensors that are the very tensor of another name.
+    wrapped: tensors that are made of others, by name, as inner_tensors describes them; these are among the
+    others. around: of such on a device, by the names of what they are made of, what counts writes, too.
     """
 
     numbers: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]
@@ -50,6 +55,8 @@ class OptimizerPart(NamedTuple):
     names: list[list[str]]
     beside: Encoded
     same: Mapping[str, str] = MappingProxyType({})
+    wrapped: Mapping[str, Json] = MappingProxyType({})
+    around: Mapping[str, Tensor] = MappingProxyType({})
 
     def on_host(self) -> Encoded:
         """Return what is on the host, for the save, with those tensors on a device that `device` lacks."""
@@ -61,12 +68,9 @@ class OptimizerPart(NamedTuple):
             "placements": self.placements,
             "beside": self.beside.tree,
             "same": dict(self.same),
+            "wrapped": dict(self.wrapped),
         }
         return Encoded(tree, self.others.tensors | self.beside.tensors)
-
-
-def _place_of(tensor: Tensor) -> int:
-    return parallel.local(tensor).untyped_storage().data_ptr()
 
 
 class OptimizerState:
@@ -101,12 +105,13 @@ class OptimizerState:
         self.called: list[list[str]] = []
         self._device: dict[str, Tensor] = {}
         self._placements: dict[str, Json] = {}
-        self._numbers: dict[str, tuple[torch.dtype, list[int], list[Tensor]]] = {}
+        self._numbers: dict[str, tuple[torch.dtype, list[int], tuple[Tensor, ...]]] = {}
         self._on_host: tuple[Tensor, ...] = ()  # all of the latter
         self._others: list[tuple[int, dict[str, Any], str]] = []
         self._loose: list[tuple[Any, Any]] = []  # what lies in the state under something else
         self._named: dict[str, Tensor] = {}
         self._same: dict[str, str] = {}
+        self._wrapped, self._around = Wrapped(), dict[str, Tensor]()
         # What is there before a save is put back, which is put into its memory.
         own = parallel.own_state(optimizer)
         kept = [value for state in own.values() if isinstance(state, dict) for value in state.values()]
@@ -127,6 +132,8 @@ class OptimizerState:
             return f"{type(self.optimizer).__name__} says by itself what its state is"
         if self.own_parameters():
             return "it has parameters of its own, which are not the model's"
+        if self._wrapped:
+            return f"{next(iter(self._wrapped.descriptions()))} is made of other tensors"
         return None
 
     def look_again(self) -> None:
@@ -166,6 +173,8 @@ class OptimizerState:
 
     def groups(self) -> list[dict[str, Any]]:
         """Return the groups' hyperparameters."""
+        if (plain := _seen.settings_of(self.optimizer.param_groups)) is not None:
+            return plain
         groups = []
         for group in self.optimizer.param_groups:
             own = {**group, "parameters": len(group["params"])}
@@ -206,18 +215,18 @@ class OptimizerState:
                     raise CheckpointError(
                         f"the {self} keeps tensors under {loose!r:.80}, which is none of its parameters"
                     )
-            parameters = {
-                f"{self.name}.parameter.{number}": parallel.local(parameter)
-                if parallel.is_distributed(parameter)
-                else parameter
-                for number, parameter in enumerate(self._parameters)
-            }
+            parameters: dict[str, Tensor] = {}
+            for number, parameter in enumerate(self._parameters):
+                name, is_plain = f"{self.name}.parameter.{number}", type(parameter) in PLAIN
+                parameters |= {name: parameter} if is_plain else parallel.held(parameter, name)
             self._named = parameters | self._device
         return self._named
 
     def capture(self) -> OptimizerPart:
         """Take the state as it is now. Raises TreeError, naming the place, for what can't be saved."""
         tensors_seen.fetch(self._on_host)
+        if self._wrapped and not self._wrapped.is_same():
+            self.look_again()
         if not (self._unchanged and _seen.all_same(self._unchanged)):
             self._take()
         for key, tensor, version in self._elsewhere:
@@ -231,14 +240,16 @@ class OptimizerState:
         if self._others:
             listed = [(number, key, state[key]) for number, state, key in self._others]
             others = tree_codec.encode(listed, f"{self.name}.others")
-        return OptimizerPart(
-            numbers=_with_values(self._numbers),
-            others=others,
-            device=self._device,
-            placements=self._placements,
-            names=self.called,
-            beside=self._beside,
-            same=self._same,
+        return OptimizerPart(  # by their places, which takes less time
+            _with_values(self._numbers),
+            others,
+            self._device,
+            self._placements,
+            self.called,
+            self._beside,
+            self._same,
+            self._wrapped.descriptions() if self._wrapped else _UNWRAPPED,
+            self._around,
         )
 
     def _take(self) -> None:
@@ -284,29 +295,11 @@ class OptimizerState:
         elif whole:
             built = _tensors_once(parameters, state)
             state.clear()
-        for number, values in on_host(tree, tensors, device).items():
-            kept = {key: _into(built.get((number, key)), value) for key, value in values.items()}
-            state[parameters[number]].update(kept)
-        prefix = f"{self.name}.state."
-        for name, tensor in tensors.items():
-            if name.startswith(prefix):
-                place, key = name.removeprefix(prefix).split(".", 1)
-                parameter = parameters[int(place)]
-                part = tensor.to(parameter.device)
-                how = tree["placements"].get(name)
-                state[parameter][key] = (
-                    _into(built.get((int(place), key)), part)
-                    if how is None
-                    else parallel.placed(part, parameter, how)
-                )
-        for name, other in tree["same"].items():
-            (place, key), (first, first_key) = (
-                one.removeprefix(prefix).split(".", 1) for one in (name, other)
-            )
-            state[parameters[int(place)]][key] = state[parameters[int(first)]][first_key]
+        _put_state(state, parameters, tree, tensors, prefix=f"{self.name}.state.", built=built, whole=whole)
         for key, value in beside.get("loose", []):
             state[key] = value
-        self._put_own(tensors, whole)
+        if whole:
+            self._put_own(tensors)
         for attributes, saved in zip(self._attributes, beside.get("attributes", []), strict=False):
             attributes.restore(saved, in_place=not for_a_while)
         self._seen, self._unchanged = None, ()
@@ -328,25 +321,14 @@ class OptimizerState:
             beside["attributes"] = attributes
         return tree_codec.encode(beside, f"{self.name}.beside") if beside else _NONE
 
-    def _put_own(self, tensors: Mapping[str, Tensor], whole: bool) -> None:
-        if not whole:
-            return
-        own = self.own_parameters()
-        saved = {
-            name.removeprefix(f"{self.name}."): tensor
-            for name, tensor in tensors.items()
-            if name.startswith(f"{self.name}.own.")
-        }
-        alike = {name: (tensor.shape, tensor.dtype) for name, tensor in saved.items()}
-        here = {name: parallel.local(parameter) for name, parameter in own.items()}
-        if {name: (tensor.shape, tensor.dtype) for name, tensor in here.items()} != alike:
+    def _put_own(self, tensors: Mapping[str, Tensor]) -> None:
+        own, prefix = self.own_parameters(), f"{self.name}.own."
+        saved = {name: tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+        if not _put_alike([parallel.held(one, f"{self.name}.{name}") for name, one in own.items()], saved):
             raise CheckpointError(
                 f"The {self} has {len(own)} parameters that are not the model's; the save has {len(saved)}, "
                 "or of other shapes and types. Build it as it was when the save was made."
             )
-        with torch.no_grad():
-            for name, tensor in here.items():
-                tensor.copy_(saved[name])
 
     def _put_groups(
         self,
@@ -443,9 +425,9 @@ class OptimizerState:
         self.called = self.names()
         self.is_restructured |= self.called != self._built_groups
         self._numbers, self._others, self._device, self._placements, self._named = {}, [], {}, {}, {}
-        self._loose, self._same = [], {}
+        self._loose, self._same, self._wrapped, self._around = [], {}, Wrapped(), {}
         for name, parameter in self.own_parameters().items():
-            self._device[f"{self.name}.{name}"] = parallel.local(parameter)
+            self._device |= parallel.held(parameter, f"{self.name}.{name}")
         if not self._has_own_dict:
             seen.values(parallel.own_state(self.optimizer))
             self._look_at_state(seen)
@@ -455,20 +437,17 @@ class OptimizerState:
     def _look_at_state(self, seen: Seen) -> None:
         first: dict[int, str] = {}
         found_there: dict[str, Tensor] = {}
+        numbers: dict[str, tuple[torch.dtype, list[int], list[Tensor]]] = {}
         for number, state in self._states():
             seen.size(state)
             for key, value in state.items():
                 if isinstance(value, Tensor):
                     seen.entry(state, key)
                     called = f"{self.name}.state.{number}.{key}"
-                    if parallel.is_wrapper(value):
-                        raise TreeError(
-                            f"{called} is a {type(value).__name__}, which is made of other tensors; "
-                            "jitckpt's own saver knows plain ones and DTensors of them: give jitckpt.init a "
-                            "save function (save_checkpoint=...)."
-                        )
                     if first.setdefault(id(value), called) != called:
                         self._same[called] = first[id(value)]
+                        continue
+                    if type(value) not in PLAIN and self._is_wrapper(called, value, first):
                         continue
                     found_there[called] = value
                     how = parallel.placement(value)
@@ -478,19 +457,43 @@ class OptimizerState:
                         if how is not None:
                             self._placements[name] = how
                         continue
-                    dtype, where, found = self._numbers.get(key, (value.dtype, [], []))
+                    dtype, where, found = numbers.get(key, (value.dtype, [], []))
                     if _is_number(value) and dtype == value.dtype:
                         seen.place(value)
                         where.append(number)
                         found.append(value)
-                        self._numbers[key] = dtype, where, found
+                        numbers[key] = dtype, where, found
                         continue
                 self._others.append((number, state, key))
+        self._numbers = {key: (dtype, where, (*found,)) for key, (dtype, where, found) in numbers.items()}
         before = {id(tensor): version for _, tensor, version in self._elsewhere}
         self._elsewhere = [
             (key, tensor, before.get(id(tensor), version))
             for key, tensor, version in self._known_elsewhere(found_there)
         ]
+
+    def _is_wrapper(self, called: str, value: Tensor, first: dict[int, str]) -> bool:
+        """Look at a tensor of the state that may be made of others; returns whether it is.
+
+        Raises TreeError, which names it, for one that can't be saved. first: names of tensors, by their ids.
+        """
+        memory, how = parallel.memory_of(value), parallel.placement(value)
+        if not inner_tensors.is_wrapper(memory):
+            inner_tensors.described(memory, called)
+            return False
+        self._wrapped.add(called, memory)
+        if how is not None:
+            self._placements[called] = how
+        prefix = f"{self.name}.state."
+        for name, leaf in inner_tensors.leaves(memory, called).items():
+            if first.setdefault(id(leaf), name) != name:
+                self._same[name] = first[id(leaf)]
+            elif leaf.device.type != "cpu":
+                self._device[name], self._around[name] = leaf.detach(), memory
+            else:
+                number, key = place_of(name, prefix)
+                self._others.append((number, {key: leaf}, key))
+        return True
 
     def _known_elsewhere(self, tensors: Mapping[str, Tensor]) -> list[tuple[str, Tensor, int]]:
         """Return the state whose memory an attribute has, too: a save has only values.
@@ -587,6 +590,57 @@ def on_host(
     return state
 
 
+def _put_alike(here: Iterable[Mapping[str, Tensor]], saved: Mapping[str, Tensor]) -> bool:
+    """Put saved tensors into those that are here; return False, and do nothing, if these are not alike."""
+    own = {name: tensor for parts in here for name, tensor in parts.items()}
+    alike = [{name: (one.shape, one.dtype) for name, one in each.items()} for each in (own, saved)]
+    if alike[0] != alike[1]:
+        return False
+    with torch.no_grad():
+        for name, tensor in own.items():
+            tensor.copy_(saved[name])
+    return True
+
+
+def _put_state(
+    state: dict[Any, dict[str, Any]],
+    parameters: Sequence[Tensor],
+    tree: Json,
+    tensors: Mapping[str, Tensor],
+    *,
+    prefix: str,
+    built: Mapping[tuple[int, str], Tensor],
+    whole: bool,
+) -> None:
+    """Put what a save has of the parameters into an optimizer's state. built: what was there before."""
+    here = built if whole else _tensors_once(parameters, state)
+    saved = _found_in(tree, tensors, prefix, parameters)
+    found, same = make_wrapped(tree.get("wrapped", {}), tree["same"], prefix, saved, here, in_place=whole)
+    for (number, key), value in found.items():
+        how = tree["placements"].get(f"{prefix}{number}.{key}")
+        kept = _into(built.get((number, key)), value) if how is None else value
+        state[parameters[number]][key] = parallel.placed(kept, parameters[number], how)
+    for (number, key), (first, first_key) in same.items():
+        state[parameters[number]][key] = state[parameters[first]][first_key]
+
+
+def _found_in(
+    tree: Json, tensors: Mapping[str, Tensor], prefix: str, parameters: Sequence[Tensor]
+) -> dict[tuple[int, str], Any]:
+    """Return what a save has of an optimizer's state, by the parameters' numbers and the keys."""
+    device = parameters[0].device if parameters else None
+    found = {
+        (number, key): value
+        for number, values in on_host(tree, tensors, device).items()
+        for key, value in values.items()
+    }
+    for name, tensor in tensors.items():
+        if name.startswith(prefix):
+            number, key = place_of(name, prefix)
+            found[number, key] = tensor.to(parameters[number].device)
+    return found
+
+
 def _has_own_dict(optimizer: Optimizer) -> bool:
     """Whether its class says by itself what its state is. ZeroRedundancyOptimizer's takes a collective."""
     kind = type(optimizer)
@@ -603,13 +657,13 @@ def _is_number(value: Tensor) -> bool:
 
 
 def _with_values(
-    numbers: Mapping[str, tuple[torch.dtype, list[int], list[Tensor]]],
+    numbers: Mapping[str, tuple[torch.dtype, list[int], tuple[Tensor, ...]]],
 ) -> dict[str, tuple[torch.dtype, list[int], Sequence[Any]]]:
     """Return them with the values of tensors of one number in the place of these."""
     found: dict[str, tuple[torch.dtype, list[int], Sequence[Any]]] = {}
     for key, (dtype, where, tensors) in numbers.items():
         code = ARRAY_TYPES.get(dtype)
-        values = [*map(Tensor.item, tensors)] if code is None else array(code, _seen.numbers(tensors))
+        values = [*map(Tensor.item, tensors)] if code is None else array(code, tensors_seen.numbers(tensors))
         found[key] = dtype, where, values
     return found
 
@@ -708,7 +762,7 @@ class TensorsOfOptimizers:
 
     def has_memory_of(self, tensor: Tensor) -> bool:
         self._look_if_new()
-        return _place_of(tensor) in self._places
+        return not self._places.isdisjoint(parallel.storages(tensor))
 
     def tensor_of(self, name: str) -> Tensor:
         for called, one in self._all():
@@ -724,7 +778,7 @@ class TensorsOfOptimizers:
     def _look(self) -> None:
         self._looked = [one.told for one in self._optimizers]
         self._names = {id(one): name for name, one in self._all()}
-        self._places = {_place_of(one) for _, one in self._all()} - {0}
+        self._places = {place for _, one in self._all() for place in parallel.storages(one)}
 
     def _all(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what the states have under parameters, by the names of these and the keys."""

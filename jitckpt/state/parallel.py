@@ -7,6 +7,7 @@ ZeroRedundancyOptimizer and the stages of torch.distributed.pipelining. Nothing 
 import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from torch.optim import Optimizer
 
 from jitckpt.encoding.tree_codec import Json
 from jitckpt.errors import CheckpointError, JitckptError
+from jitckpt.state import inner_tensors
 from jitckpt.state.shards import REPLICATE, Holding, Mesh, Part
 from jitckpt.system import living
 
@@ -41,7 +43,29 @@ def memory_of(tensor: Tensor) -> Tensor:
 
 def is_wrapper(tensor: Tensor) -> bool:
     """Return whether what this rank holds is made of other tensors, whose values are not what it shows."""
-    return hasattr(type(memory_of(tensor)), "__tensor_flatten__")
+    return inner_tensors.is_wrapper(memory_of(tensor))
+
+
+def held(tensor: Tensor, name: str) -> dict[str, Tensor]:
+    """Return the plain tensors, detached, that what this rank holds is made of: as a rule one, as `name`."""
+    memory = memory_of(tensor)
+    if not inner_tensors.is_wrapper(memory):
+        return {name: memory.detach()}
+    return {called: leaf.detach() for called, leaf in inner_tensors.leaves(memory, name).items()}
+
+
+def held_bytes(tensor: Tensor) -> int:
+    """Return how many bytes this rank holds of a tensor."""
+    return sum(one.nbytes for one in held(tensor, "").values())
+
+
+def storages(tensor: Tensor) -> set[int]:
+    """Return where the storages begin that what this rank holds of a tensor lies in, as far as it says."""
+    found: set[int] = set()
+    for one in held(tensor, "").values():
+        with suppress(RuntimeError, NotImplementedError):
+            found.add(one.untyped_storage().data_ptr())
+    return found - {0}
 
 
 def is_plain(parameter: Tensor) -> bool:
@@ -138,7 +162,7 @@ def placed(part: Tensor, parameter: Tensor, how: Json) -> Tensor:
         raise CheckpointError("The save holds a DTensor's state for a parameter that is none.")
     from torch.distributed.tensor import DTensor
 
-    return DTensor.from_local(
+    made = DTensor.from_local(
         part,
         parameter.device_mesh,  # type: ignore[attr-defined]
         [_decoded(one) for one in how["placements"]],
@@ -146,6 +170,9 @@ def placed(part: Tensor, parameter: Tensor, how: Json) -> Tensor:
         shape=torch.Size(how["shape"]),
         stride=tuple(how["stride"]),
     )
+    if inner_tensors.is_wrapper(part):
+        made._local_tensor = part  # and no view of it, which need not be all that it is
+    return made
 
 
 def named_groups() -> list[tuple[str, tuple[int, ...]]]:
@@ -213,7 +240,8 @@ def own_values(model: nn.Module, optimizers: Sequence[Optimizer]) -> str:
         if id(one) not in known
     ]
     for one in own:
-        content.update(local(one).cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for part in held(one, "").values():
+            content.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
     return content.hexdigest() if own else ""
 
 
@@ -387,8 +415,9 @@ def _values(model: nn.Module) -> str:
     content = xxhash.xxh3_128()
     with torch.no_grad():
         for tensor in parameters(model).values():
-            sample = local(tensor).reshape(-1)[:SAMPLED_ELEMENTS].cpu().contiguous()
-            content.update(sample.view(torch.uint8).numpy().tobytes())
+            for part in held(tensor, "").values():
+                sample = part.reshape(-1)[:SAMPLED_ELEMENTS].cpu().contiguous()
+                content.update(sample.view(torch.uint8).numpy().tobytes())
     return content.hexdigest()
 
 

@@ -10,16 +10,19 @@ import weakref
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import suppress
+from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 from torch import Tensor
 
 from jitckpt._seen import Seen
 from jitckpt.state import plain_values
+from jitckpt.state.named_things import NOTHING_NAMED, NamedThings, is_thing
 from jitckpt.state.plain_values import (
     IN_STATE,
     SAME,
     SCALARS,
+    THING,
     Built,
     NotPlain,
     OfProcess,
@@ -34,6 +37,12 @@ BECOME = (
     "what is kept already, or lies in the memory of a parameter or of an optimizer's state: after a restart "
     "it is as the script builds it. "
     "If that matters, keep it in `extra`, or set it anew before it is read."
+)
+ANOTHER_THING = (
+    "A save lacks {name}, which has become a {kind} that can't be saved without pickle, and that no other "
+    "variable of the script had as its loop began: after a restart it is as the script builds it. If that "
+    "matters, make all that it may become before the loop, each under a name of its own, and choose among "
+    "these; or choose it anew, by a kept variable, before it is read."
 )
 TOO_MUCH = (
     "A save lacks {name}, which has grown beyond {values} values or {bytes} kB: after a restart it is as the "
@@ -102,15 +111,23 @@ class PlainAttributes:
         named: Callable[[str, str], str] | None = None,
         lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
         optimizers: OptimizersTensors = NO_OPTIMIZERS,
+        things: NamedThings = NOTHING_NAMED,
     ) -> None:
         """most_bytes: of tensors and arrays, in all attributes. named: says a path and a name in words.
 
         lies_in_parameter: whether a tensor has the memory of one; set anew it would be apart after a restart.
-        optimizers: those whose tensors may have names here, too.
+        optimizers: those whose tensors may have names here, too. things: by which names other objects go.
         """
+        self._things, self._name_of = things, things.name_of
+        self._marker = partial(plain_values.Marks, name_of=things.name_of)
         self._most_bytes, self._named = most_bytes, named or _named
         self._optimizers = optimizers
-        self._lies_elsewhere = lambda one: optimizers.has_memory_of(one) or lies_in_parameter(one)
+        self._copy = partial(
+            plain_values.copy,
+            lies_in_parameter=lambda one: optimizers.has_memory_of(one) or lies_in_parameter(one),
+            name_in_state=optimizers.name_of,
+            name_of=things.name_of,
+        )
         self._owners: Mapping[str, Owner] = {}
         self._marks: dict[Key, Any] = {}  # of what is looked at
         self._first: set[Key] = set()  # what was there before the training changed anything
@@ -159,7 +176,7 @@ class PlainAttributes:
         for other, there in self._marks.items():
             if there is not _NOT_PLAIN:
                 with suppress(NotPlain, TooMuch):
-                    plain_values.Marks(visited).of(vars(self._owners[other[0]].object).get(other[1]))
+                    self._marker(visited).of(vars(self._owners[other[0]].object).get(other[1]))
         self._take_first((path, name), vars(self._owners[path].object)[name], visited)
         if not self.keeps(path, name):
             self._first.discard((path, name))  # whoever asked for it gives it no more
@@ -181,11 +198,11 @@ class PlainAttributes:
             value = values.get(name)
             if key not in self._marks or type(value) in SCALARS or self.is_built(key, value):
                 continue
-            walk = plain_values.Marks(set())
+            walk = self._marker(set())
             with suppress(NotPlain, TooMuch):
                 walk.of(value)
             self._built[key], self._parts = walk.built, None
-            self._places[key] = plain_values.objects_in(value)
+            self._places[key] = plain_values.objects_in(value, self._name_of)
             if key in self._copies:
                 self._marks[key] = _UNKNOWN  # how it is told depends on that
 
@@ -203,7 +220,7 @@ class PlainAttributes:
             for key in [key for key, tensors in self._tensors.items() if tensors and key in self._copies]:
                 self._marks[key] = _UNKNOWN  # they may be the state's own now
         self._note_same(self._by_value)
-        for key in self._by_value:
+        for key in sorted(self._by_value, key=self._has_another_object):
             has_changed |= self._look_at(key, visited)
         for key in self._around:
             has_changed |= self._look_at(key, {*visited})
@@ -250,6 +267,8 @@ class PlainAttributes:
         """Return an attribute; without a name the object itself."""
         if path == IN_STATE:
             return self._optimizers.tensor_of(*name)
+        if path == THING:
+            return self._things.thing_of(*name)
         return self._attributes_at(path)[name[0]] if name else self.objects[path]
 
     def _attributes_at(self, path: str) -> dict[str, Any]:
@@ -289,7 +308,7 @@ class PlainAttributes:
                 else:
                     has_changed |= self._look_at(key, visited)
                 # What has changed once will again, and is looked at by itself.
-                if is_told or (plain_values.is_constant(value) and key not in self._copies):
+                if (is_told or plain_values.is_constant(value)) and key not in self._copies:
                     seen.entry(attributes, name)
                 else:
                     by_value.append(key)
@@ -317,7 +336,7 @@ class PlainAttributes:
 
     def _take_first(self, key: Key, value: object, visited: set[int]) -> None:
         self._first.add(key)
-        walk = plain_values.Marks(visited)
+        walk = self._marker(visited)
         try:
             self._marks[key] = walk.of(value)
         except NotPlain:
@@ -325,7 +344,7 @@ class PlainAttributes:
         except TooMuch:
             self._dropped.add(key)  # a data set or a table of words, as a rule
             return
-        self._built[key], self._places[key] = walk.built, plain_values.objects_in(value)
+        self._built[key], self._places[key] = walk.built, plain_values.objects_in(value, self._name_of)
         self._parts = None
 
     def _look_at(self, key: Key, visited: set[int]) -> bool:
@@ -346,22 +365,14 @@ class PlainAttributes:
         known = self._marks.get(key, _UNKNOWN)
         before = [*visited] if visited else ()
         try:
-            mark = plain_values.mark(value, visited, self._named_by)
+            mark = plain_values.mark(value, visited, self._named_by, self._name_of)
             is_same, others = plain_values.is_same(mark, known), self._inside.get(key, {})
             if key in self._copies or not is_same:
                 others = self._others_inside(key, value)
             if is_same and others == self._inside.get(key, {}) and not self._is_set_apart(key, value):
                 return False
             known_tensors, built = self._tensors.get(key, {}), self._built.get(key, {})
-            copied, tensors, built = plain_values.copy(
-                value,
-                before,
-                known_tensors,
-                built,
-                lies_in_parameter=self._lies_elsewhere,
-                name_in_state=self._optimizers.name_of,
-                others=others,
-            )
+            copied, tensors, built = self._copy(value, before, known_tensors, built, others=others)
             if plain_values.cannot_be_made(copied) - self._places.get(key, set()):
                 raise NotPlain  # a restart does not build these
             if size := plain_values.size_of(copied):
@@ -372,7 +383,7 @@ class PlainAttributes:
             is_news = known is not _NOT_PLAIN and key in self._marks and key not in self._said
             if is_news and not isinstance(why, OfProcess):
                 self._said.add(key)
-                self.problems.append(BECOME.format(name=self._named(*key), kind=type(value).__qualname__))
+                self.problems.append(_become(self._named(*key), value))
             self._marks[key] = _NOT_PLAIN
             for known_of in (self._sizes, self._built, self._inside):
                 known_of.pop(key, None)
@@ -475,6 +486,10 @@ class PlainAttributes:
             self._marks[key] = _UNKNOWN
         self._same = same
 
+    def _has_another_object(self, key: Key) -> bool:
+        value = vars(self._owners[key[0]].object).get(key[1])
+        return plain_values.is_object(value) and not self.is_built(key, value)
+
     def is_built(self, key: Key, value: object) -> bool:
         """Whether it is still the object that the script has built."""
         return plain_values.is_held(self._built.get(key, {}).get(()), value)
@@ -483,13 +498,7 @@ class PlainAttributes:
         """Keep an attribute no more that has grown; a tensor is a note of the newest minibatch, as a rule."""
         self._leave(key)
         if not isinstance(value, Tensor):
-            self.problems.append(
-                TOO_MUCH.format(
-                    name=self._named(*key),
-                    values=plain_values.MOST_VALUES,
-                    bytes=plain_values.MOST_BYTES // 1000,
-                )
-            )
+            self.problems.append(_too_much(self._named(*key)))
 
     def _leave(self, key: Key) -> None:
         self._dropped.add(key)
@@ -526,6 +535,16 @@ def what_tells(kept: PlainAttributes) -> Seen | None:
         return None
     kept.told = kept._seen
     return kept.told
+
+
+def _become(name: str, value: object) -> str:
+    is_other = is_thing(value) and not plain_values.is_object(value)
+    return (ANOTHER_THING if is_other else BECOME).format(name=name, kind=type(value).__qualname__)
+
+
+def _too_much(name: str) -> str:
+    values, kilobytes = plain_values.MOST_VALUES, plain_values.MOST_BYTES // 1000
+    return TOO_MUCH.format(name=name, values=values, bytes=kilobytes)
 
 
 def _named(path: str, name: str) -> str:

@@ -34,6 +34,8 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 from jitckpt import _seen
 from jitckpt.bindings import memory
 from jitckpt.encoding import strides
+from jitckpt.state import inner_tensors, parallel, told_tensors
+from jitckpt.state.told_tensors import WRAPPED
 from jitckpt.system import installed
 
 MOST_VALUES = 1000  # in one value
@@ -64,7 +66,9 @@ BUILT_IN = (list, tuple, dict, set, frozenset, deque, str, bytes, int, float)  #
 # an attribute that the script builds and has deleted.
 OBJECT, MEMBER, NEW, AS_BUILT, NUMBERS = "*object", "*member", "*new", "*as built", "*numbers"
 SAME, DELETED = "*same", "*deleted"
-IN_STATE = "*state"  # in the place of a path: an optimizer's tensor
+# In the place of a path: an optimizer's tensor, and what a start builds (named_things.py).
+IN_STATE, THING = "*state", "*thing"
+_NOWHERE = object()
 LEAST_NUMBERS = 16  # in a list that a tensor stands for, as that is copied and written faster
 
 LACKING = (
@@ -72,9 +76,14 @@ LACKING = (
     "from an undisturbed one. Build it as in the start that has saved."
 )
 
-Tensors = dict[int, tuple["TensorMark", Tensor | None]]  # copies, by ids of what they are of
+NameOf = Callable[[Any], tuple[Any, ...] | None]  # the name of what goes by that alone
+Tensors = dict[int, tuple["TensorMark", Any]]  # copies, by ids of what they are of
 Place = tuple[Any, ...]  # (what it lies in, the key or name there); the value itself: ()
 Built = dict[Place, object]  # what the script has built, and is still there
+
+
+def has_no_name(value: object) -> None:
+    """NameOf nothing."""
 
 
 class NotPlain(Exception):
@@ -115,14 +124,22 @@ class TensorMark:
         self._tensor, self._version = weakref.ref(tensor), written(tensor)
         # What is written through `data`, or by numpy, torch counts nowhere; on the host it can be seen.
         is_small = tensor.is_cpu and tensor.layout is torch.strided and tensor.nbytes <= MOST_BYTES
-        self._words = _words_of(tensor) if is_small else b""
+        is_wrapper = inner_tensors.is_wrapper(tensor)
+        self._words = _words_of(tensor) if is_small and not is_wrapper else b""
+        # What is written through one that is made of others counts there, and what is to these, here.
+        leaves = inner_tensors.leaves(tensor, "") if is_wrapper else {}
+        self._inside = [TensorMark(leaf) for leaf in leaves.values()]
+        self._told = told_tensors.description(tensor) if is_wrapper else None
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, TensorMark):
             return False
         tensor = self._tensor()
         is_same = tensor is not None and tensor is other._tensor()
-        return is_same and (self._version, self._words) == (other._version, other._words)
+        return is_same and self._state() == other._state()
+
+    def _state(self) -> tuple[Any, ...]:
+        return self._version, self._words, self._told, self._inside
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -132,11 +149,16 @@ def is_constant(value: object) -> bool:
     return type(value) in SCALARS or (type(value) is tuple and all(map(is_constant, value)))
 
 
-def mark(value: Any, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> Any:
+def mark(
+    value: Any,
+    visited: set[int],
+    names: Mapping[int, Any] = MappingProxyType({}),
+    name_of: NameOf = has_no_name,
+) -> Any:
     """Return what is another once the value is. visited: ids of objects that are told already; it grows.
 
-    names: of objects that are told under these, by ids. Raises NotPlain or TooMuch; what was neither at first
-    and has grown since `copy` finds too much.
+    names: of objects that are told under these, by ids. name_of: of what no copy holds. Raises NotPlain or
+    TooMuch; what was neither at first and has grown since `copy` finds too much.
     """
     kind = type(value)
     if kind in SCALARS:
@@ -148,7 +170,7 @@ def mark(value: Any, visited: set[int], names: Mapping[int, Any] = MappingProxyT
         if plain is not None:
             visited.add(id(value))
             return {OBJECT: [kind.__qualname__, plain]}
-    return Marks(visited, names).of(value)
+    return Marks(visited, names, name_of).of(value)
 
 
 def is_same(mark: Any, known: Any) -> bool:
@@ -190,13 +212,14 @@ def copy(
     lies_in_parameter: Callable[[Tensor], bool] = lambda tensor: False,
     name_in_state: Callable[[Tensor], str | None] = lambda tensor: None,
     others: Mapping[Place, Any] = MappingProxyType({}),
+    name_of: NameOf = has_no_name,
 ) -> tuple[Any, Tensors, Built]:
     """Return a copy that tree_codec can encode, the copies of tensors in it, and what is built of it.
 
     visited: as of `mark`, before that. known: the copies of the last time. built: what the script has built
     of it, None for all. lies_in_parameter: a tensor that does is no plain value, but where the script has
     built it. name_in_state: of one that is an optimizer's, too, and is put back as that. others: as
-    `others_inside` says of it. Raises NotPlain or TooMuch.
+    `others_inside` says of it. name_of: as of `mark`. Raises NotPlain or TooMuch.
     """
     tensors: Tensors = {}
 
@@ -209,20 +232,21 @@ def copy(
             raise NotPlain
         mark, copied_before = known.get(id(tensor), (None, None))
         if copied_before is None or mark != written:
-            copied_before = tensor.detach().clone()
+            copied_before = told_tensors.told(tensor, lambda one: one.detach().clone())
         tensors[id(tensor)] = written, copied_before
         return copied_before
 
-    walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True, others=others)
+    walk = Walk({*visited}, copied, numpy.copy, before=built, packs=True, others=others, name_of=name_of)
     return walk.of(value), tensors, walk.built
 
 
-def objects_in(value: object) -> set[tuple[Any, ...]]:
+def objects_in(value: object, name_of: NameOf = has_no_name) -> set[tuple[Any, ...]]:
     """Return where a value has objects that can't be made anew; of what is not plain, nothing."""
     if is_constant(value):
         return set()
     try:
-        return cannot_be_made(Walk(set(), lambda _: None, lambda _: None, packs=True).of(value))
+        walk = Walk(set(), lambda _: None, lambda _: None, packs=True, name_of=name_of)
+        return cannot_be_made(walk.of(value))
     except (NotPlain, TooMuch):
         return set()
 
@@ -242,10 +266,14 @@ def cannot_be_made(copied: Any, path: tuple[Any, ...] = ()) -> set[tuple[Any, ..
     return {one for key, part in parts for one in cannot_be_made(part, (*path, key))}
 
 
-def is_whole(value: object) -> bool:
-    """Return whether a copy has all that is in the value, also in objects of the script's own classes."""
+def is_whole(value: object, kept: Collection[int] = (), name_of: NameOf = has_no_name) -> bool:
+    """Return whether a copy has all that is in the value, also in objects of the script's own classes.
+
+    kept: ids of what others keep wherever it lies, such as generators of random numbers. name_of: as of
+    `mark`.
+    """
     try:
-        Walk(set(), lambda tensor: tensor, lambda array: array, skips=False).of(value)
+        _Whole(kept, name_of).of(value)
     except (NotPlain, TooMuch):
         return False
     return True
@@ -285,6 +313,19 @@ def put(here: Any, value: Any, *, in_place: bool = True) -> Any:
 def is_other_name(copied: Any) -> bool:
     """Whether a copy is of what is kept under another name, too."""
     return isinstance(copied, dict) and [*copied] == [SAME]
+
+
+def is_thing(copied: Any) -> bool:
+    """Whether a copy is the name of what a start builds."""
+    return is_other_name(copied) and copied[SAME][0] == THING
+
+
+def is_another_object(copied: Any) -> bool:
+    """Whether a copy, by itself, is of an object in the place of that which the script has built."""
+    is_new = isinstance(copied, dict) and [*copied] == [NEW]
+    one = copied[NEW] if is_new else copied
+    is_object = is_thing(one) or (is_new and isinstance(one, dict) and [*one] == [OBJECT])
+    return is_object and all(name[0] == THING for name in other_names_in(one))
 
 
 def is_deleted(copied: Any) -> bool:
@@ -378,6 +419,8 @@ def spelled_out(copied: Any) -> Any:
         ((what, told),) = copied.items()
         if what == NUMBERS:
             return told.tolist()
+        if what == WRAPPED:
+            return told[1]
         if what in (OBJECT, MEMBER, NEW):
             return spelled_out(told if what == NEW else told[1])
     if type(copied) in DICTS:
@@ -404,13 +447,15 @@ class Walk:
         skips: bool = True,
         packs: bool = False,
         others: Mapping[Place, Any] = MappingProxyType({}),
+        name_of: NameOf = has_no_name,
     ) -> None:
         """before: what the script has built of the value; None: that is all as it is.
 
         skips: leave out what is not plain in objects. packs: have a tensor stand for a list of numbers.
-        others: places of what is told under names of its own, with these.
+        others: places of what is told under names of its own, with these. name_of: as of `mark`.
         """
         self._skips, self._packs, self._others = skips, packs, others
+        self._name_of = name_of
         self._visited, self._of_tensor, self._of_array = visited, of_tensor, of_array
         self._values, self._bytes, self.depth = self.most_values, self.most_bytes, DEPTH
         self._in_container = False
@@ -443,10 +488,18 @@ class Walk:
         if isinstance(value, OF_PROCESS):
             raise OfProcess
         if self.depth == 0 or not is_own(value):
-            raise NotPlain
+            if (name := self._name_of(value)) is None:
+                raise NotPlain
+            return {SAME: [THING, *name]}
         kind: Any = type(value)
+        is_told = id(value) in self._visited
+        by_name = (self._name_of(value) or ()) if self.is_in_new or is_told else ()
+        if by_name and is_told:
+            return {SAME: [THING, *by_name]}
         left_out, told = self._left_out, self._attributes(value, place)
         is_all = left_out == self._left_out
+        if by_name:
+            return {OBJECT: [kind.__qualname__, told, {SAME: [THING, *by_name]}]}
         return {OBJECT: [kind.__qualname__, told, *(self._module_of(kind) if is_all else ())]}
 
     def key(self, key: Any) -> Any:
@@ -467,9 +520,10 @@ class Walk:
     def _of_any(self, value: Any, place: Place) -> Any:
         kind = type(value)
         if isinstance(value, Tensor):
-            if kind is not Tensor or not is_dense(value) or _is_trained(value):
+            is_plain = kind is Tensor and is_dense(value)
+            if not (is_plain or told_tensors.can_be_told(value)) or _is_trained(value):
                 return self.other(value, place)
-            self.take(1, value.nbytes)
+            self.take(1, parallel.held_bytes(value))
             return self._of_tensor(value)
         if isinstance(value, numpy.ndarray | numpy.generic):
             return self._of_numpy(value, place)
@@ -507,7 +561,9 @@ class Walk:
             parts = (self.of(one, (place, number)) for number, one in enumerate([*value]))
             return deque(parts, value.maxlen) if kind is deque else kind(parts)
         if isinstance(value, enum.Enum):
-            return {MEMBER: [kind.__qualname__, value.name, *self._module_of(kind)]}
+            # A flag may be several members at once, or none: its value tells which.
+            which = value.value if isinstance(value, enum.Flag) else value.name
+            return {MEMBER: [kind.__qualname__, which, *self._module_of(kind)]}
         return self.other(value, place)
 
     def _module_of(self, kind: type) -> list[str]:
@@ -525,6 +581,9 @@ class Walk:
             self.take(1, 0)
             try:
                 found[name] = self.of(one, (place, name))
+                if self._packs and not self.is_in_new and is_thing(found[name]):
+                    del found[name]  # it is looked at by itself, where the script changes it
+                    raise NotPlain
             except NotPlain:
                 if not self._skips:
                     raise
@@ -532,11 +591,25 @@ class Walk:
         return found
 
 
+class _Whole(Walk):
+    def __init__(self, kept: Collection[int], name_of: NameOf) -> None:
+        super().__init__(set(), lambda tensor: tensor, lambda array: array, skips=False, name_of=name_of)
+        self._kept = kept
+
+    def other(self, value: Any, place: Place) -> Any:
+        return None if id(value) in self._kept else super().other(value, place)
+
+
 class Marks(Walk):
     """Marks of what may be as large as it will."""
 
-    def __init__(self, visited: set[int], names: Mapping[int, Any] = MappingProxyType({})) -> None:
-        super().__init__(visited, TensorMark, digest)
+    def __init__(
+        self,
+        visited: set[int],
+        names: Mapping[int, Any] = MappingProxyType({}),
+        name_of: NameOf = has_no_name,
+    ) -> None:
+        super().__init__(visited, TensorMark, digest, name_of=name_of)
         self._names = names
 
     def other(self, value: Any, place: Place) -> Any:
@@ -552,7 +625,7 @@ def is_own(value: object) -> bool:
         getattr(kind, "__dataclass_params__", None), "frozen", False
     ):
         return False  # a frozen one may stand in many places
-    return kind in (Namespace, SimpleNamespace) or installed.is_scripts_class(kind)
+    return kind in (Namespace, SimpleNamespace, threading.local) or installed.is_scripts_class(kind)
 
 
 def is_object(value: object) -> bool:
@@ -571,7 +644,16 @@ def attributes_of(value: Any) -> list[tuple[str, Any]]:
 def slots_of(value: Any) -> list[tuple[str, Any]]:
     """Return what an object keeps in __slots__."""
     kind: Any = type(value)
-    return [(name, getattr(value, name)) for name in _slots_in(kind) if hasattr(value, name)]
+    found = [(name, _attribute_of(value, name)) for name in _slots_in(kind)]
+    return [(name, one) for name, one in found if one is not _NOWHERE]
+
+
+def _attribute_of(value: Any, name: str) -> Any:
+    """Return an attribute that is there; of what is not, the class's own __getattr__ might raise anything."""
+    try:
+        return object.__getattribute__(value, name)
+    except AttributeError:
+        return _NOWHERE
 
 
 @cache
@@ -643,22 +725,26 @@ def _put_tensor(here: Any, value: Tensor, in_place: bool) -> Tensor:
 
 def _put_object(here: Any, told: list[Any], in_place: bool) -> Any:
     kind, attributes, *module = told
+    if module and isinstance(module[0], dict):
+        ((_, here),), in_place = module.pop().items(), True
     is_alike = type(here).__qualname__ == kind and is_own(here)
     if not is_alike or (module and not in_place):
         here = _made(_class_called(module[0], kind) if module else None)
     for name, value in attributes.items():
-        object.__setattr__(here, name, put(getattr(here, name, None), value, in_place=in_place))
+        old = _attribute_of(here, name)
+        object.__setattr__(here, name, put(None if old is _NOWHERE else old, value, in_place=in_place))
     return here
 
 
-def _put_member(here: Any, told: list[str], in_place: bool) -> Any:
+def _put_member(here: Any, told: list[Any], in_place: bool) -> Any:
     kind, name, *module = told
     if type(here).__qualname__ == kind and isinstance(here, enum.Enum):
-        return type(here)[name]
-    found = _class_called(module[0], kind) if module else None
+        found: Any = type(here)
+    else:
+        found = _class_called(module[0], kind) if module else None
     if found is None or not issubclass(found, enum.Enum):
         raise LookupError(kind)
-    return found[name]
+    return found[name] if isinstance(name, str) else found(name)
 
 
 def _class_called(module: str, kind: str) -> type | None:
@@ -744,6 +830,7 @@ _MEANINGS: dict[Any, Callable[[Any, Any, bool], Any]] = {
     AS_BUILT: _leave,
     NUMBERS: _put_numbers,
     SAME: _put_same,
+    WRAPPED: told_tensors.put,
 }
 _BY_KIND: dict[type, Callable[[Any, Any, bool], Any]] = {
     numpy.ndarray: _put_array,

@@ -28,11 +28,10 @@ class SchedulerState:
 
     def count(self) -> int:
         """Return how many steps it has made."""
-        for name in ("_step_count", "last_epoch"):
-            value = getattr(self.scheduler, name, None)
-            if isinstance(value, int):
-                return value
-        return 0
+        value = getattr(self.scheduler, "_step_count", None)
+        if not isinstance(value, int):
+            value = getattr(self.scheduler, "last_epoch", None)
+        return value if isinstance(value, int) else 0
 
     def step(self, times: int) -> None:
         for _ in range(times):

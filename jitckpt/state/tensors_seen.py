@@ -7,7 +7,8 @@ is what torch's own interface says, one tensor after the other.
 
 import struct
 from collections.abc import Callable, Iterable, Sequence
-from typing import Protocol
+from functools import partial
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
@@ -66,6 +67,18 @@ def addresses(tensors: Sequence[Tensor]) -> bytes:
     if is_known_torch:
         return _tensors.addresses(tuple(tensors), Tensor.data_ptr)
     return struct.pack(f"{len(tensors)}Q", *map(Tensor.data_ptr, tensors))
+
+
+def numbers(tensors: Tensors) -> bytes:
+    """Return the bytes of tensors of one number each, on the host, one behind the other."""
+    return _tensors.numbers(tensors, _seen.numbers) if is_known_torch else _seen.numbers([*tensors])
+
+
+def counter_of(generator: torch.Generator) -> Callable[[], bytes] | None:
+    """Return what returns a GPU's generator's seed and how far it has come, if that can be read at once."""
+    if not is_known_torch or _tensors.drawn(generator) is None:
+        return None
+    return cast(Callable[[], bytes], partial(_tensors.drawn, generator))
 
 
 def required_one_by_one(tensors: Tensors) -> bytes:

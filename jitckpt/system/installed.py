@@ -6,7 +6,8 @@ import sysconfig
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from types import ModuleType
+from typing import Any, TypeGuard
 
 PACKAGES = ("site-packages", "dist-packages")  # folders are called so wherever they lie
 _NAMES = ("stdlib", "platstdlib", "purelib", "platlib")
@@ -37,6 +38,21 @@ _folders = cache(folders)  # as they are when it is first asked for, with torch 
 def is_scripts_class(kind: type) -> bool:
     """Whether a class is the user's own."""
     return _is_scripts_class(kind)
+
+
+def is_scripts_module(value: object) -> TypeGuard[ModuleType]:
+    """Whether it is a module of the user's own, such as one with the settings."""
+    return isinstance(value, ModuleType) and _is_scripts_module(value)
+
+
+@cache
+def _is_scripts_module(module: ModuleType) -> bool:
+    file, name = getattr(module, "__file__", None), module.__name__
+    is_ours = name.partition(".")[0] == "jitckpt"
+    if file is None or is_ours or sys.modules.get(name) is not module:
+        return False
+    # torch.ops and the like say they are of a file beside nothing.
+    return os.path.isabs(file) and not file.startswith(_folders())
 
 
 @cache

@@ -62,9 +62,30 @@ class Received(AgentMessage):
 
 @dataclass(frozen=True)
 class TakesPlace(AgentMessage):
-    """Another agent, at this address, is about to come in the place of the one that says so."""
+    """Another agent, at this address, is about to come in the place of the one that says so.
+
+    reserve: the port of its store in reserve, 0 if it has none.
+    """
 
     type = "takes_place"
+    address: str
+    port: int
+    reserve: int = 0
+
+    def problem(self) -> str | None:
+        if not 0 <= self.reserve < 1 << 16:
+            return f"{self.reserve} is no port"
+        return None if 0 < self.port < 1 << 16 else f"{self.port} is no port"
+
+
+@dataclass(frozen=True)
+class GivesRanks(AgentMessage):
+    """The ranks of the one that says so, which stays, go on on one more host, whose agent is at this address.
+
+    It is about to come, as the last of all hosts.
+    """
+
+    type = "gives_ranks"
     address: str
     port: int
 
@@ -74,9 +95,30 @@ class TakesPlace(AgentMessage):
 
 @dataclass(frozen=True)
 class LastWords(AgentMessage):
-    """The answer to TakesPlace: what is said from here on is for who comes in that place."""
+    """The answer to TakesPlace and GivesRanks: what is said from here on is for who comes, or for it, too."""
 
     type = "last_words"
+
+
+@dataclass(frozen=True)
+class WantsTurn(AgentMessage):
+    """To the first host: this one is to be left, and would say TakesPlace or GivesRanks. Answered by Turn."""
+
+    type = "wants_turn"
+
+
+@dataclass(frozen=True)
+class Turn(AgentMessage):
+    """Nobody else is just leaving: say so now. It is for LeavesTurn where that does not come to be."""
+
+    type = "turn"
+
+
+@dataclass(frozen=True)
+class LeavesTurn(AgentMessage):
+    """To the first host: this one does not leave now."""
+
+    type = "leaves_turn"
 
 
 @dataclass(frozen=True)
@@ -205,7 +247,7 @@ class ProxyGone(AgentMessage):
 
 @dataclass(frozen=True)
 class RanksMoved(AgentMessage):
-    """All ranks of the host have come from another one, which it is in the place of.
+    """All ranks of the host have come from another one, which it is in the place of, or which stays without.
 
     size: of their processes' images. dump, transfer, restore: the seconds that each of these took.
     """
@@ -282,11 +324,15 @@ class SnapshotAnswer(AgentMessage):
 
 @dataclass(frozen=True)
 class DumpRanks(AgentMessage):
-    """All ranks of the job rest: write the processes of yours. Answered by RanksDumped."""
+    """All ranks of the job rest: write the processes of yours. Answered by RanksDumped.
+
+    servers_stay: those of their devices; else they are to be ended before.
+    """
 
     type = "dump_ranks"
     name: str
     step: int
+    servers_stay: bool = False
 
 
 @dataclass(frozen=True)
@@ -536,6 +582,18 @@ class NoGradients(AgentMessage):
 
 
 @dataclass(frozen=True)
+class IdleCarries(AgentMessage):
+    """So many minibatches' idle time on the network carries a snapshot of this host; why, a clause.
+
+    every: 0 where the idle spans do not carry it, or not any more.
+    """
+
+    type = "idle_carries"
+    every: int
+    why: str
+
+
+@dataclass(frozen=True)
 class NoRoom(AgentMessage):
     """No host has room for a copy of some rank's state as a whole: who has room for parts of it?"""
 
@@ -597,11 +655,11 @@ class GivenBack(AgentMessage):
 
 
 OF_SPREADING = (NoRoom, WantRoom, Room, SpreadOut, GivenBack)
-OF_METHOD = (States, MethodChosen, NoGradients)
+OF_METHOD = (States, MethodChosen, NoGradients, IdleCarries)
 OF_STEPS = (Counted, SnapshotSkipped, NoSnapshots, ProtectionEnds, Allow, Safe)
 OF_MEMORY = (*OF_STEPS, *OF_METHOD, *OF_SPREADING)
 OfSpreading = NoRoom | WantRoom | Room | SpreadOut | GivenBack
-OfMethod = States | MethodChosen | NoGradients
+OfMethod = States | MethodChosen | NoGradients | IdleCarries
 OfSteps = Counted | SnapshotSkipped | NoSnapshots | ProtectionEnds | Allow | Safe
 OfMemory = OfSteps | OfMethod | OfSpreading
 OF_SNAPSHOTS = (
@@ -610,10 +668,12 @@ OF_SNAPSHOTS = (
     *(CopySnapshot, SnapshotCopied, SnapshotProtected),
 )
 OF_PROXIES = (ProxySays, ProxyOrder, ProxyGone, RanksMoved, StepsCome, *OF_SNAPSHOTS)
+# What each host tells all others.
+TO_ALL = (Said, Ended, Dying, HostAlarm, TakesIn, WantSave)
 FIRST_WORDS: dict[str, type[FirstWords]] = checked.by_type((Calls, Visits))
 KINDS: dict[str, type[AgentMessage]] = checked.by_type(
     (
-        *(Alive, Receipt, Received, TakesPlace, LastWords),
+        *(Alive, Receipt, Received, WantsTurn, Turn, LeavesTurn, TakesPlace, GivesRanks, LastWords),
         *(
             Said,
             Order,

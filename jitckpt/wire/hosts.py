@@ -59,6 +59,7 @@ class Host(CheckedPart):
     snapshots: tuple[tuple[int, str], ...] = ()  # of its ranks' processes: of each the step and the name
     copies: tuple[tuple[int, int, str], ...] = ()  # of others' snapshots: of each whose, by its place, too
     room: int = 0  # MiB of its checkpoint directory's disk for snapshots, with those that are there
+    ranks_of: int = -1  # where it came to have the ranks of a host that stays without: the place of that one
 
     def problem(self) -> str | None:
         ports = (self.port, self.worker_store, self.reserve, self.memory_port)

@@ -11,7 +11,7 @@ from typing import Any
 
 from jitckpt.wire.agents import Come, Told
 from jitckpt.wire.checked import Checked, CheckedPart
-from jitckpt.wire.hosts import PORTS, Host
+from jitckpt.wire.hosts import PORTS, Host, Past
 
 PROCESSES = range(2, 1 << 31)
 
@@ -26,6 +26,24 @@ def _no_hex(texts: Iterable[str]) -> str | None:
     return None
 
 
+WRITTEN = "written-"  # how the names begin under which such files come, beside the images
+
+
+@dataclass(frozen=True)
+class WrittenFile(CheckedPart):
+    """A file that a rank writes and other hosts lack, whose content goes there. mode: its permissions."""
+
+    path: str
+    mode: int
+    user: int
+    group: int
+
+    def problem(self) -> str | None:
+        if not self.path.startswith("/") or "\0" in self.path:
+            return f"{self.path!r:.80} is no path of a file"
+        return None if self.mode in range(0o10000) else f"{self.mode} are no permissions"
+
+
 @dataclass(frozen=True)
 class DumpedRank(CheckedPart):
     """What is to be known of a rank whose processes are images, beside these, to make them again.
@@ -35,7 +53,7 @@ class DumpedRank(CheckedPart):
     not read yet. conversations: with the job's store, for StoreRelay.take_over. askers: who asks for device
     servers, on which socket and from which process, and how the servers of each have ended. files: how long
     each is that it writes, where it goes on on the same host. own_clock: it goes on by that of its images,
-    as it did before; else by the host's, unless that is quite another.
+    as it did before; else by the host's, unless that is quite another. written: files that come with it.
     """
 
     rank: int
@@ -49,6 +67,7 @@ class DumpedRank(CheckedPart):
     askers: tuple[tuple[str, int, tuple[tuple[int, str], ...]], ...]
     files: dict[str, int] = field(default_factory=dict)
     own_clock: bool = False
+    written: tuple[WrittenFile, ...] = ()
 
     @property
     def pid(self) -> int:
@@ -67,11 +86,22 @@ class DumpedRank(CheckedPart):
 
 @dataclass(frozen=True)
 class JobFacts(CheckedPart):
-    """What each agent has to know of the job. run: its identity. workers_store: address and port."""
+    """What each agent has to know of the job. run: its identity. workers_store: address and port.
+
+    free: of its restarts, those that do not count. mistakes: what the ranks' programs did wrong in the start
+    before this one, as far as that matters. armed: rehearsed failures that have not come yet. past: this
+    start, where the hosts meet at a store of their own. number, fence: the same at a coordination service.
+    """
 
     run: str
     restart: int
     workers_store: tuple[str, int]
+    free: int = 0
+    mistakes: tuple[str, ...] = ()
+    armed: tuple[str, ...] = ()
+    past: Past | None = None
+    number: int = 0
+    fence: int = 0
 
     def problem(self) -> str | None:
         port = self.workers_store[1]
@@ -80,7 +110,7 @@ class JobFacts(CheckedPart):
 
 @dataclass(frozen=True)
 class Move(Checked):
-    """All ranks of the host `index` are to go on here.
+    """All ranks of the host `index` are to go on here: in its place, or as it came for them (Host.ranks_of).
 
     secret: of this start. relay: by which the ranks reach the store. clock: since the host was started.
     """
@@ -175,13 +205,19 @@ class Whole(Checked):
 
 @dataclass(frozen=True)
 class RanksRestored(Checked):
-    """The processes are there. port: where the other agents find this one. seconds: that it took."""
+    """The processes are there. port: where the other agents find this one. seconds: that it took.
+
+    reserve: as a Host has it.
+    """
 
     type = "restored"
     port: int
     seconds: float
+    reserve: int = 0
 
     def problem(self) -> str | None:
+        if self.reserve not in PORTS:
+            return f"{self.reserve} is no port"
         return None if self.port in PORTS and self.port else f"{self.port} is no port"
 
 
@@ -211,6 +247,7 @@ class Unheard(CheckedPart):
 class HandOver(Checked):
     """The other agents expect the host that stands by, and no other. What is said to its ranks from here on.
 
+    hosts: as they are by now; others may have come since the Move was said.
     barrier: what the step barrier holds; "": there is none. steps: None where no other host asks for them.
     at_end: the ranks of all hosts whose scripts are at their ends, which they say once. ended: those whose
     processes have ended, with which status, and what they had been told.
@@ -218,6 +255,7 @@ class HandOver(Checked):
     """
 
     type = "hand_over"
+    hosts: list[Host]
     barrier: str
     steps: Steps | None
     unheard: list[Unheard]

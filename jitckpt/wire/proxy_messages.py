@@ -11,7 +11,7 @@ from typing import Any
 from jitckpt.errors import JitckptError
 from jitckpt.wire.communicators import Count, Membership, RecoveryNumber
 
-VERSION = 12
+VERSION = 13
 MAX_BYTES = 128 * 1024  # a socket's buffer holds it, whatever else is in there
 MAX_TEXT = 4096
 KEY_BYTES = 16
@@ -196,6 +196,17 @@ class Validates(ProxyMessage):
 
 
 @dataclass(frozen=True)
+class Settled(ProxyMessage):
+    """The host is held, all that it has called is over on its device, and its state is in host memory.
+
+    settled: 1; 0 if that can't be, and text says why, a clause; then it is only held.
+    """
+
+    settled: int
+    text: str
+
+
+@dataclass(frozen=True)
 class Stop(ProxyMessage):
     """Order: hold the host before its next call, whatever is under way; answer Held."""
 
@@ -203,6 +214,19 @@ class Stop(ProxyMessage):
 @dataclass(frozen=True)
 class Rest(ProxyMessage):
     """Order: all hosts are held, so come to rest; answer Stopped."""
+
+
+@dataclass(frozen=True)
+class Settle(ProxyMessage):
+    """Order: nothing has failed, but hold the host, so that it can be written to files; answer Settled.
+
+    The server stays. In the files the process is as one whose server has died.
+    """
+
+
+@dataclass(frozen=True)
+class GoOn(ProxyMessage):
+    """Order: that was done, so hold the host no more; if something has failed meanwhile, say so."""
 
 
 @dataclass(frozen=True)
@@ -262,8 +286,8 @@ class Validated(ProxyMessage):
     valid: int
 
 
-FromProxy = Hello | Alarm | Held | Stopped | Ids | Done | Standing | Validates
-ToProxy = Stop | Rest | Restart | Replay | GiveUp | Ask | Validated
+FromProxy = Hello | Alarm | Held | Stopped | Ids | Done | Standing | Validates | Settled
+ToProxy = Stop | Rest | Restart | Replay | GiveUp | Ask | Validated | Settle | GoOn
 
 _KINDS: dict[int, type[Any]] = {
     1: Hello,
@@ -274,6 +298,7 @@ _KINDS: dict[int, type[Any]] = {
     6: Standing,
     7: Validates,
     8: Held,
+    9: Settled,
     16: Stop,
     17: Restart,
     18: Replay,
@@ -281,6 +306,8 @@ _KINDS: dict[int, type[Any]] = {
     20: Ask,
     21: Validated,
     22: Rest,
+    23: Settle,
+    24: GoOn,
 }
 _TEXT, _KEY = "text", "key"  # a key is written in hex here; an empty one is all zeros there
 # Of each field what `struct` calls it, or _TEXT or _KEY, or the class of which it is a list.
@@ -297,8 +324,11 @@ _FORMS: dict[type[Any], tuple[Any, ...]] = {
     Done: ("Q", "Q", "Q", "Q", "Q", "Q"),
     Standing: ("Q", "Q", Membership),
     Held: (),
+    Settled: ("Q", _TEXT),
     Stop: (),
     Rest: (),
+    Settle: (),
+    GoOn: (),
     Restart: ("Q", "Q", "Q"),
     Replay: ("Q", "Q", "Q", "Q", HostCopy, Id, Making),
     GiveUp: (_TEXT,),

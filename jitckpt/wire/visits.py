@@ -13,10 +13,11 @@ from jitckpt.wire.checked import Checked, CheckedPart
 
 @dataclass(frozen=True)
 class Refused(Checked):
-    """An answer to anything: it can't be had; why, a sentence or a clause."""
+    """An answer to anything: it can't be had; why, a sentence or a clause. busy: not now."""
 
     type = "refused"
     why: str
+    busy: bool = False
 
 
 @dataclass(frozen=True)

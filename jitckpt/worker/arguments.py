@@ -10,7 +10,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from jitckpt.saves.layout import Identity
-from jitckpt.state import parallel
+from jitckpt.state import inner_tensors, parallel
 from jitckpt.state.kept import Kept
 from jitckpt.state.schedules import Stateful
 from jitckpt.wire import environment
@@ -24,8 +24,8 @@ from jitckpt.worker.self_check.comparison import (
 
 DEEPEST_WRAPPER = 5
 AROUND_OPTIMIZERS = (
+    "chained_optimizers",  # before the next one, which may be what lies inside of the only one of these
     "optimizer",
-    "chained_optimizers",
     "optimizers",
     "basic_optimizer",
     "optim",
@@ -40,7 +40,8 @@ class Arguments:
     named_directory: as the script names the directory that is `root`. wrappers: by id() of an optimizer, what
     is around it. self_check: which one. accumulation: micro-batches of a rank in a step, of all ranks. kept:
     what is kept though it was not given; None: nothing is. replicas: ranks on other hosts that hold what this
-    one holds, where that decides where its copies in memory go.
+    one holds, where that decides where its copies in memory go. cut_among: ranks among which in memory is cut
+    what they hold alike, this one is among them; none if it is not.
     """
 
     root: Path
@@ -59,6 +60,7 @@ class Arguments:
     accumulation: int = 1
     kept: Kept | None = None
     replicas: Sequence[int] = ()
+    cut_among: Sequence[int] = ()
 
 
 def listed(what: str, given: Any, kind: type) -> list[Any]:
@@ -125,22 +127,19 @@ def check(
         raise TypeError(f"model is a {type(model).__name__}; it must be a torch.nn.Module.")
     if save_checkpoint is None and isinstance(model, nn.Module):
         for name, parameter in parallel.parameters(model).items():
-            kind = type(parallel.local(parameter))
-            if kind is not torch.Tensor:
-                raise TypeError(
-                    f"The parameter {name} is a {kind.__name__}; jitckpt's own saver knows plain tensors and "
-                    "DTensors of them: give jitckpt.init a save function (save_checkpoint=...)."
-                )
+            _check_kind(f"The parameter {name}", parameter)
         for name, buffer in model.named_buffers():
-            if parallel.is_wrapper(buffer):
-                raise TypeError(
-                    f"The buffer {name} is a {type(buffer).__name__}, which is made of other tensors; "
-                    "jitckpt's own saver knows plain ones: give jitckpt.init a save function "
-                    "(save_checkpoint=...)."
-                )
+            _check_kind(f"The buffer {name}", buffer)
     for name, one in [("scheduler", scheduler) for scheduler in schedulers] + [("extra", extra)]:
         if one is not None and not (hasattr(one, "state_dict") and hasattr(one, "load_state_dict")):
             raise TypeError(f"{name} is a {type(one).__name__}, which has no state_dict and load_state_dict.")
+
+
+def _check_kind(name: str, tensor: torch.Tensor) -> None:
+    """Raise TypeError for a tensor of a kind that no save can have."""
+    memory = parallel.memory_of(tensor)
+    if type(memory) not in (torch.Tensor, nn.Parameter) and (reason := inner_tensors.why_not(memory, name)):
+        raise TypeError(reason)
 
 
 def check_accumulation(accumulation: int) -> None:

@@ -1,6 +1,7 @@
 """Which variables a loop carries from one iteration to the next, as its code tells."""
 
 import dis
+import inspect
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -8,10 +9,13 @@ from functools import cache
 from types import CodeType
 from typing import Any
 
+from jitckpt.system.bytecode import instructions as instructions_of
+
 # Methods of a tensor that write to all of it, whatever was there.
 WHOLLY = frozenset({"copy_", "fill_", "zero_", "normal_", "uniform_", "random_"})
 # A for statement over something with these in it is the job's own, or begins where the job is.
 OF_THE_JOB = frozenset({"steps", "epochs", "batches", "restore"})
+COMPREHENSIONS = frozenset({"<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>"})
 _GOES_ELSEWHERE = ("JUMP_FORWARD", "JUMP_BACKWARD", "RETURN_", "RAISE_", "RERAISE")
 _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 
@@ -19,24 +23,92 @@ _ACCESS = re.compile(r"(LOAD|STORE)_(?:FAST|NAME|GLOBAL|DEREF)")
 @cache
 def read_first(code: CodeType, at: tuple[int, ...]) -> tuple[frozenset[str], frozenset[str]]:
     """Return what the loop around instructions reads before it writes it, and what of that it writes."""
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     begin, end = _loop_around(instructions, at)
+    read, written = _read_between(instructions, begin, end)
+    return frozenset(read.keys() - overwritten(code, begin, end)), frozenset(written & read.keys())
+
+
+def _read_between(
+    instructions: Iterable[dis.Instruction], begin: int, end: int
+) -> tuple[dict[str, None], set[str]]:
+    """Return what is read between two places before it is written there, and what is written.
+
+    By functions that are made there, too: what they carry on, and what a comprehension reads.
+    """
     read: dict[str, None] = {}
     written: set[str] = set()
     for one in instructions:
         if begin <= one.offset <= end and "AND_CLEAR" not in one.opname:
+            if isinstance(one.argval, CodeType):
+                of_inner, written_there = _outer_names(one.argval)
+                read |= dict.fromkeys(of_inner - written)
+                written |= written_there
+                continue
             for kind, name in zip(_kinds(one.opname), _names(one.argval), strict=False):
                 if kind == "STORE":
                     written.add(name)
                 elif name not in written:
                     read[name] = None
-    return frozenset(read.keys() - overwritten(code, begin, end)), frozenset(written & read.keys())
+    return read, written
+
+
+@cache
+def _outer_names(code: CodeType) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what a function that a loop makes reads first of variables from outside, and what it writes.
+
+    Of one that may be called later, as a closure of an optimizer's, read is only what it writes as well.
+    """
+    read: set[str] = set()
+    written: set[str] = set()
+    for one in instructions_of(code):
+        if isinstance(one.argval, CodeType):
+            of_inner, written_there = _outer_names(one.argval)
+            read |= of_inner - {*code.co_cellvars} - written
+            written |= written_there - {*code.co_cellvars}
+        elif one.opname.endswith("_GLOBAL") or (
+            one.opname.endswith("_DEREF") and one.argval in code.co_freevars
+        ):
+            if one.opname.startswith("STORE"):
+                written.add(one.argval)
+            elif one.opname.startswith("LOAD") and one.argval not in written:
+                read.add(one.argval)
+    return frozenset(read if code.co_name in COMPREHENSIONS else read & written), frozenset(written)
+
+
+@cache
+def read_later(code: CodeType, place: int) -> frozenset[str]:
+    """Return what some code, or a function that it makes, still reads of what there is at a place."""
+    instructions = instructions_of(code)
+    found = _read_by_inner(code)
+    for _, begin, end in _spans_around(instructions, (place,)):
+        found |= _read_between(instructions, begin, end)[0].keys()
+    return frozenset(found | _places(instructions, place, instructions[-1].offset)[1].keys())
+
+
+@cache
+def carried_around(code: CodeType, place: int, epochs: int | None) -> tuple[frozenset[str], frozenset[str]]:
+    """Return what the loops around the one at a place read first, and what of that they set.
+
+    epochs: where the loop over epochs is, if it is in this code: from there on a restart goes on. If it is
+    the same place, a generator has that loop, or makes the iterator as it is first asked.
+    """
+    read: set[str] = set()
+    carried: set[str] = set()
+    if epochs == place:
+        epochs = None
+    for _, begin, _ in sorted(_spans_around(instructions_of(code), (place,)))[1:]:
+        if epochs is None or begin > epochs:
+            first, written = read_first(code, (begin,))
+            read |= first
+            carried |= written | held(code, (begin,))
+    return frozenset(read), frozenset(carried)
 
 
 @cache
 def made_anew(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
     """Return what the loop around instructions writes, and does not read before that."""
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     stores, _ = _places(instructions, *_loop_around(instructions, at))
     return frozenset(stores.keys() - read_first(code, at)[0])
 
@@ -44,7 +116,7 @@ def made_anew(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
 @cache
 def loops_around(code: CodeType, at: tuple[int, ...]) -> int:
     """Return how many loops there are around these places."""
-    return len(_spans_around([*dis.get_instructions(code)], at))
+    return len(_spans_around(instructions_of(code), at))
 
 
 @cache
@@ -53,7 +125,7 @@ def held(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
 
     In an iteration that does not set it, or behind the loop.
     """
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     begin, end = _loop_around(instructions, at)
     stores, loads = _places(instructions, begin, end)
     read, _ = read_first(code, at)
@@ -67,7 +139,7 @@ def held(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
 @cache
 def made_when_missing(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
     """Return the names that the loop around instructions compares with None: it makes such anew."""
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     begin, end = _loop_around(instructions, at)
     found = set()
     for one, after in itertools.pairwise(instructions):
@@ -83,7 +155,7 @@ def counted_beside(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
 
     But for those of the job's own loops, and of loops that begin a pass in each round.
     """
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     if any(one.offset in at and one.opname == "FOR_ITER" for one in instructions):
         return frozenset()
     found = set()
@@ -106,7 +178,7 @@ def _attributes(instructions: Iterable[dis.Instruction]) -> set[str]:
 
 def names_in(code: CodeType, belonging: dis.Instruction) -> frozenset[str]:
     """Return the names that are read in the expression to which an instruction belongs."""
-    read = (one for one in _of_expression(dis.get_instructions(code), belonging) if "LOAD_" in one.opname)
+    read = (one for one in _of_expression(instructions_of(code), belonging) if "LOAD_" in one.opname)
     return frozenset(name for one in read for name in _names(one.argval) if isinstance(name, str))
 
 
@@ -130,7 +202,7 @@ def target_of(code: CodeType, place: int) -> tuple[tuple[str, ...], Any] | None:
 
     The names that lead to the object, and the attribute or the key in it.
     """
-    instructions = dis.get_instructions(code)
+    instructions = iter(instructions_of(code))
     at = next((one for one in instructions if one.offset == place), None)
     if at is None or at.opname != "FOR_ITER":
         return None
@@ -162,21 +234,40 @@ def _places(
 def set_now_and_then(code: CodeType, at: tuple[int, ...]) -> frozenset[str]:
     """Return what the loop around instructions sets in some iterations alone, and the code behind it reads.
 
-    The best weights by now, for one.
+    The best weights by now, for one. So does a function that is made there, whoever calls it, and when.
     """
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     begin, end = _loop_around(instructions, at)
+    stores, _ = _places(instructions, begin, end)
+    read = _read_behind(instructions, begin, end).keys() | _read_by_inner(code)
     return frozenset(
-        name
-        for name, places in _read_behind(instructions, begin, end).items()
-        if _can_be_left_out(instructions, begin, end, places)
+        name for name in stores.keys() & read if _can_be_left_out(instructions, begin, end, stores[name])
     )
+
+
+@cache
+def set_more_than_once(code: CodeType) -> frozenset[str]:
+    """Return the variables that some code sets at several places."""
+    places, _ = _places(instructions_of(code), 0, len(code.co_code))
+    return frozenset(name for name, of in places.items() if len(of) > 1)
+
+
+def _read_by_inner(code: CodeType) -> set[str]:
+    """Return the variables of some code that functions read which it makes."""
+    read = {*code.co_cellvars}
+    if not code.co_flags & inspect.CO_OPTIMIZED:  # a module's are global
+        inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+        while inner:
+            one = inner.pop()
+            read |= {part.argval for part in instructions_of(one) if part.opname == "LOAD_GLOBAL"}
+            inner += [part for part in one.co_consts if isinstance(part, CodeType)]
+    return read
 
 
 @cache
 def attributes_set_now_and_then(code: CodeType) -> frozenset[str]:
     """Return the attributes that a function, or an iteration of a loop in it, sets in some branches alone."""
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     if code.co_name == "__init__":
         return frozenset()
     stores: dict[tuple[int, int, str], set[int]] = {}
@@ -199,7 +290,7 @@ def attributes_set_now_and_then(code: CodeType) -> frozenset[str]:
 @cache
 def read_behind(code: CodeType, place: int) -> frozenset[str]:
     """Return what the loop around a place sets, and the code behind it reads."""
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     return frozenset(_read_behind(instructions, *_loop_around(instructions, (place,))))
 
 
@@ -222,7 +313,7 @@ def set_behind(code: CodeType, place: int, *, asks: bool) -> frozenset[str]:
 
     asks: the loop asks for the next minibatch there, so a restart does nothing of it before that.
     """
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     begin, end = _loop_around(instructions, (place,))
     stores, _ = _places(instructions, begin, end)
     return frozenset(name for name, places in stores.items() if asks or min(places) > place)
@@ -281,7 +372,7 @@ def _spans_around(instructions: Iterable[dis.Instruction], at: tuple[int, ...]) 
 
 def overwritten(code: CodeType, begin: int, end: int) -> set[str]:
     """Return the tensors' names that some code writes to, whole, before it reads them, in whatever branch."""
-    inside = [one for one in dis.get_instructions(code) if begin <= one.offset <= end]
+    inside = [one for one in instructions_of(code) if begin <= one.offset <= end]
     known: set[str] = set()
     found: set[str] = set()
     for place, one in enumerate(inside):

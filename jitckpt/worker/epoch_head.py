@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.hooks.gradients_read import GradientsRead
+from jitckpt.system.bytecode import place_in
+from jitckpt.worker import carried_names
 from jitckpt.worker.as_restored import sums
 from jitckpt.worker.frames import is_scripts, variables_of
 from jitckpt.worker.script_variables import CLOCK_SECONDS, CLOCKS
@@ -48,11 +50,14 @@ class EpochHead:
         trained: Callable[[], Mapping[str, Tensor]],
         warn: Callable[[str], None],
         loop_begins: Callable[[], None] = lambda: None,
+        is_put_back: Callable[[FrameType, str], bool] = lambda frame, name: False,
     ) -> None:
         """given: objects whose state is kept by others. trained: returns the parameters, by name.
 
-        loop_begins: called as the script begins a loop.
+        loop_begins: called as the script begins a loop. is_put_back: whether a restart puts this name's value
+        back behind what the script computes, so that it does not matter how that comes out.
         """
+        self._is_put_back = is_put_back
         self._loop_begins = loop_begins
         self._given, self._trained, self._warn = [*given], trained, warn
         self._gradients = GradientsRead(is_scripts, lambda name: warn(GRADIENTS.format(name=name)))
@@ -83,8 +88,9 @@ class EpochHead:
             return {}
         kept = _memory_of(self._given)
         found = {}
+        read = carried_names.read_later(frame.f_code, place_in(frame))
         for name, value in variables_of(frame).items():
-            if not name.startswith("__") and before.get(name) != id(value):
+            if name in read and before.get(name) != id(value):
                 with suppress(Exception):  # what can't be read is not compared, and no harm to the training
                     if parts := [*_parts(value, kept)]:
                         found[name] = xxhash.xxh3_64_hexdigest(repr(parts).encode())
@@ -99,6 +105,8 @@ class EpochHead:
     def compare(self, before: Mapping[str, str], now: Mapping[str, str]) -> None:
         """Say what is another since the failure."""
         names = sorted(name for name in before.keys() & now.keys() if before[name] != now[name])
+        if (frame := self._found()) is not None:
+            names = [name for name in names if not self._is_put_back(frame, name)]
         if names:
             self._warn(OTHERWISE.format(names=", ".join(names[:8]) + (" ..." if names[8:] else "")))
 

@@ -6,6 +6,7 @@ from types import FrameType
 
 from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.system import installed
+from jitckpt.system.bytecode import place_in
 from jitckpt.worker.carried_names import loops_around
 
 _LIBRARIES = installed.folders()
@@ -63,6 +64,6 @@ def frames_that_ask(frame: FrameType | None) -> list[FrameType]:
             between.append(one)
         elif not is_generator:
             functions.append(one)
-            if loops_around(one.f_code, (one.f_lasti,)):
+            if loops_around(one.f_code, (place_in(one),)):
                 return [*between, one]
     return [*between, *functions[:1]] if functions else []

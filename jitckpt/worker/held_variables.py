@@ -6,6 +6,7 @@ from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from jitckpt.bindings.frame_variables import own_variables
+from jitckpt.system.bytecode import place_in
 from jitckpt.worker.carried_names import held, made_when_missing
 
 PLAIN = (bool, int, float, complex, str, bytes, type(None))
@@ -39,7 +40,7 @@ class HeldVariables:
             return []
         while frame is not None and frame.f_code is not self._code:
             frame = frame.f_back
-        if frame is None or frame.f_lasti != self._place:
+        if frame is None or place_in(frame) != self._place:
             return []
         scope = own_variables(frame)
         for name, before in self._marks.items():

@@ -50,6 +50,8 @@ def held_by(value: Any) -> dict[str, Any] | None:
         return HeldValues({"func": value.func, **arguments}, partial(_set_keyword, value))
     if isinstance(value, type) and installed.is_scripts_class(value):
         return _held_by_class(value)
+    if installed.is_scripts_module(value):
+        return vars(value)
     if isinstance(value, nn.Module):
         return HeldValues({**vars(value), **value._modules}, partial(setattr, value), partial(delattr, value))
     return _held_by_object(value) if plain_values.is_own(value) else None

@@ -30,6 +30,7 @@ from jitckpt.state import host_state, kept
 from jitckpt.state.host_state import HostState
 from jitckpt.state.kept_variables import VariablesNow
 from jitckpt.state.parallel import DeviceBarrier
+from jitckpt.state.plain_attributes import PlainAttributes
 from jitckpt.state.schedules import Stateful
 from jitckpt.state.shards import Layout
 from jitckpt.wire import environment
@@ -134,7 +135,7 @@ def init(
     finds = keep_found and save_checkpoint is None
     root = directory.root_of(checkpoint_dir)
     identity, layout = _who(root, model, optimizers, arguments.said_shard(shard, shards))
-    wanted, elsewhere, needed = memory_use.of_job(memory, identity, layout)
+    use = memory_use.of_job(memory, identity, layout, model, optimizers)
     _current = Job(
         Arguments(
             root=root,
@@ -152,15 +153,16 @@ def init(
             self_check=arguments.self_check(self_check),
             accumulation=accumulation,
             kept=kept.find(model, optimizers, schedulers, scaler, extra) if finds else None,
-            replicas=elsewhere[identity.rank] if elsewhere else (),
+            replicas=use.replicas_of(identity.rank),
+            cut_among=use.cut_among,
         ),
         step_barrier=True if step_barrier is None and identity.shards > 1 else step_barrier,
-        memory=needed,
+        memory=use.needed,
     )
     _count_on(_current)
     reporter, has_tier = _current._reporter, _current.memory is not None
     told_at_start.of_batch(reporter, identity, accumulation)
-    told_at_start.of_memory(reporter, identity, wanted, needed, elsewhere, has_tier=has_tier)
+    told_at_start.of_memory(reporter, identity, use, has_tier=has_tier)
     told_at_start.of_risk(reporter, identity, layout, save_checkpoint, save_every, has_tier=has_tier)
     return _current
 
@@ -294,6 +296,7 @@ class Job:
             lambda: self._host.optimized(),  # noqa: PLW0108  # there is none yet
             self._reporter.warn_on_first,
             loop_begins=self._script.find_generators,
+            is_put_back=self._script.is_put_back,
         )
         return Loop(
             begins=self._loop_begins,
@@ -429,14 +432,18 @@ class Job:
         """A minibatch ends as the loop goes on, and not with the optimizers' own steps."""
         self._protection.end_steps_at_boundary()
 
-    def leave_attributes(self) -> None:
-        """Leave what the model's modules keep in plain attributes to who drives the loop."""
+    def leave_attributes(self, to: PlainAttributes) -> None:
+        """Leave what the model's modules keep in plain attributes to who drives the loop, and has these."""
         if self._host.model is not None:
-            self._host.model.leave_attributes()
+            self._host.model.leave_attributes(to)
 
     def keep_variables(self) -> None:
         """Keep what the script's loop changes in its variables."""
         self._script.keep_variables()
+
+    def keep_generators(self) -> None:
+        """Keep the script's generators of random numbers, though nothing else that is found."""
+        self._script.keep_generators()
 
     def look_at_epochs(self, frame: FrameType, at: int) -> None:
         """Look at what a loop over epochs carries on that has begun before the job: at this place it asks."""
@@ -449,6 +456,10 @@ class Job:
     def forget_pass(self) -> None:
         """Forget the forward pass since the last optimizer step: it was made before, and no step follows."""
         self._protection.forget_pass()
+
+    def will_change(self, *, of_model_alone: bool) -> None:
+        """Parameters, or all, are about to be changed behind the newest step, and no step follows."""
+        self._protection.will_change(of_model_alone=of_model_alone)
 
     def write_before_step(self) -> None:
         """Write what this rank alone knows once more: it knows more since the forward pass."""

@@ -3,20 +3,22 @@
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from multiprocessing.sharedctypes import SynchronizedBase
-from types import FrameType
+from types import CodeType, FrameType, FunctionType
 from typing import Any
 
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from jitckpt.data.generators import samplers
 from jitckpt.state import module_attributes
 from jitckpt.state.kept_variables import place_inside
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker.frames import place_of
+from jitckpt.worker.reached_values import attributes_in
 from jitckpt.worker.value_marks import (
     CONTAINERS,
     NUMBERS,
+    REFERENCES,
     attributes_of,
     carried_by,
     dict_of,
@@ -24,6 +26,7 @@ from jitckpt.worker.value_marks import (
     lasts_in,
     marks_inside,
     rebound,
+    reference,
     state_of,
 )
 
@@ -97,9 +100,17 @@ def in_other_modules(
 
 
 def in_loaders(
-    loaders: Iterable[DataLoader[Any]], kept: set[object], attributes: frozenset[str], tells_nothing: bool
+    loaders: Iterable[DataLoader[Any]],
+    kept: set[object],
+    attributes: frozenset[str],
+    code: CodeType,
+    *,
+    tells_nothing: bool,
 ) -> dict[str, object]:
-    """Return marks of what datasets and samplers keep in attributes; several may be of one class."""
+    """Return marks of what datasets and samplers keep in attributes; several may be of one class.
+
+    code: the loop's.
+    """
     marks: dict[str, list[object]] = {}
     objects = [one for loader in loaders for one in (loader.dataset, *samplers(loader))]
     # A sampler of the script's own need not be of torch's class: what it changes in a pass is made again.
@@ -109,9 +120,65 @@ def in_loaders(
         is_placed = isinstance(one, IterableDataset) and not tells_nothing  # its place is kept
         kinds = CONTAINERS if id(one) in own_samplers else (int,) if is_placed else ()
         kept_there = {f"{kind}.{name}" for name, part in dict_of(one).items() if type(part) in kinds}
-        for name, mark in marks_inside(kind, one, kept, attributes, notes=True).items():
-            if name not in kept_there:
-                marks.setdefault(name, []).append(mark)
+        found = {
+            name: mark
+            for name, mark in marks_inside(kind, one, kept, attributes, notes=True).items()
+            if name not in kept_there
+        }
+        if id(one) in own_samplers or isinstance(one, Sampler):
+            found |= _used_of(one, code)
+        for name, mark in found.items():
+            marks.setdefault(name, []).append(mark)
+    return {**marks}
+
+
+def _used_of(sampler: Any, code: CodeType) -> dict[str, object]:
+    """Return marks of what a sampler has in containers that a loop's code names, or a method that it calls.
+
+    The loop may change them while the sampler draws.
+    """
+    used = attributes_in(code)
+    methods = (getattr(type(sampler), name, None) for name in used)
+    used = used.union(*(attributes_in(one.__code__) for one in methods if isinstance(one, FunctionType)))
+    kind, found = type(sampler).__qualname__, dict_of(sampler)
+    return {
+        f"{kind}.{name}": mark
+        for name in used & found.keys()
+        if type(found[name]) in CONTAINERS
+        for mark in marks_inside(name, found[name], set()).values()
+    }
+
+
+class _References(dict[int, object]):
+    """Of one attribute, by ids of the objects that have it: another one tells nothing."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _References) and all(self[one] == other[one] for one in self.keys() & other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+
+def references_in(
+    models: Iterable[nn.Module], loaders: Iterable[DataLoader[Any]], attributes: frozenset[str]
+) -> dict[str, object]:
+    """Return marks of what models, loaders and datasets refer to: functions, modules, and objects' classes.
+
+    attributes: those that the loop, or a function that it calls, sets now and then. What it sets each time,
+    a restart does.
+    """
+    marks: dict[str, _References] = {}
+    owners: list[object] = [part for model in models for part in model.modules()]
+    owners += [one for loader in loaders for one in (loader, loader.dataset)]
+    for owner in {id(one): one for one in owners}.values():
+        found = dict_of(owner)
+        parts = {**found, **owner._modules} if isinstance(owner, nn.Module) else found
+        for key in attributes & parts.keys():
+            if isinstance(parts[key], (*REFERENCES, nn.Module)) or is_own(parts[key]):
+                found_here = marks.setdefault(f"{type(owner).__qualname__}.{key}", _References())
+                found_here[id(owner)] = reference(parts[key])
     return {**marks}
 
 

@@ -1,13 +1,18 @@
 """Whether a job uses the memory tier: what the script wants, what the agent has given, what is needed."""
 
+import os
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jitckpt.decisions import memory_wanted
+from torch import nn
+from torch.optim import Optimizer
+
+from jitckpt.decisions import cut, memory_wanted
 from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.saves.layout import Identity
+from jitckpt.state.expected_size import least_bytes
 from jitckpt.state.shards import Layout
 from jitckpt.system import descriptors
 from jitckpt.tiers import asked
@@ -15,20 +20,63 @@ from jitckpt.wire import environment
 from jitckpt.worker import agreements
 
 
-def of_job(
-    memory: str | Mapping[str, Any] | None, identity: Identity, layout: Layout | None
-) -> tuple[Wanted, Sequence[Sequence[int]] | None, Wanted | None]:
-    """Return what the script says of the memory tier, and that again if the tier is to be used, else None.
+@dataclass(frozen=True)
+class MemoryUse:
+    """by_script: what the script says of the memory tier; needed: that again if it is to be used, else None.
 
-    Between them for each rank who holds the same on another host, where that decides and is known.
+    elsewhere: for each rank who holds the same on another host, where that decides and is known. cut_among:
+    the ranks that hold what this one holds, if that is to be cut among them in host memory; why_cut: in
+    words, where that was chosen and some ranks do so.
     """
+
+    by_script: Wanted
+    needed: Wanted | None
+    elsewhere: Sequence[Sequence[int]] | None
+    cut_among: Sequence[int] = ()
+    why_cut: str = ""
+
+    def replicas_of(self, rank: int) -> Sequence[int]:
+        return self.elsewhere[rank] if self.elsewhere else ()
+
+
+def of_job(
+    memory: str | Mapping[str, Any] | None,
+    identity: Identity,
+    layout: Layout | None,
+    model: nn.Module | None,
+    optimizers: Sequence[Optimizer],
+) -> MemoryUse:
+    """Return whether and how a job uses the memory tier. Every rank has to call it."""
     by_script = memory_wanted.by_script("off" if memory is None else memory)
     mode = environment.MEMORY_TIER.get() or by_script.mode
     elsewhere = agreements.replicas_elsewhere(identity, layout) if mode == memory_wanted.AUTOMATIC else None
     is_off = mode == memory_wanted.OFF or (
         mode == memory_wanted.AUTOMATIC and (elsewhere is None or all(elsewhere))
     )
-    return by_script, elsewhere, None if is_off else by_script
+    if is_off:
+        return MemoryUse(by_script, None, elsewhere)
+    return MemoryUse(by_script, by_script, elsewhere, *_cut_among(identity, model, optimizers))
+
+
+def _cut_among(
+    identity: Identity, model: nn.Module | None, optimizers: Sequence[Optimizer]
+) -> tuple[Sequence[int], str]:
+    """Return MemoryUse's cut_among and why_cut."""
+    mode = environment.MEMORY_TIER.get()
+    if mode == memory_wanted.SHARDED and identity.world_size > 1:
+        return cut.members(agreements.all_say(identity.shard), identity.rank), ""
+    if mode != memory_wanted.AUTOMATIC or not agreements.on_several_hosts():
+        return (), ""
+    said = [
+        identity.shard,
+        int(os.environ.get("GROUP_RANK", "0")),
+        least_bytes(model, optimizers),
+        environment.MEMORY_LIMIT.get(),
+    ]
+    of_ranks = [cut.RanksRoom(*one) for one in agreements.all_say(said)]
+    chosen, shards = cut.for_room(of_ranks, Wanted(mode).copies), [one.shard for one in of_ranks]
+    found = cut.members(shards, identity.rank) if identity.shard in chosen else ()
+    return found, cut.in_words(of_ranks, chosen) if chosen else ""
 
 
 def given_by_agent(rank: int, memory: Wanted | None) -> descriptors.GivenDescriptors | None:

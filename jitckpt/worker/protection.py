@@ -87,7 +87,12 @@ class Protection:
         descriptor = local_state.create() if given is None else given.state
         slots = max_ahead + KEPT_BESIDE
         self._ring = Ring(descriptor, self._identity, slots, arguments.local_state_limit)
-        self.switch = Switch(lambda: self._hooks.step, self._ring.note_begun, reporter.warn)
+        self.switch = Switch(
+            lambda: self._hooks.step,
+            self._ring.note_begun,
+            reporter.warn,
+            lambda: self._savers.save_no_more(),  # noqa: PLW0108  # there are none yet
+        )
         recorder = Recorder(self._ring, native.write_area, reporter.warn)
         stream = stream_of(device)
         self._watched = Watched(host)
@@ -330,6 +335,11 @@ class Protection:
         step = self._hooks.step + 1
         self._own.told_before(step)
         self._steps.forward_ended(step)
+
+    @harmless
+    def will_change(self, *, of_model_alone: bool) -> None:
+        """Parameters, or all, are about to be changed behind the newest step, and no step follows."""
+        self._outside.will_change(of_model_alone=of_model_alone)
 
     def forget_pass(self) -> None:
         """The forward pass since the last step was made before, and no step follows it."""

@@ -1,6 +1,5 @@
 """What the script's functions read that a loop calls, or that torch calls for the objects in use."""
 
-import dis
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import cache, partial
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from jitckpt.state.kept_variables import place_inside
 from jitckpt.system import installed
+from jitckpt.system.bytecode import instructions as instructions_of
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker.carried_names import overwritten
 from jitckpt.worker.frames import is_ours, place_of, variables_of
@@ -131,7 +131,7 @@ def _of_functions(ways: Iterable[_Way], code: CodeType) -> Iterator[Reached]:
     code: that calls them.
     """
     waiting = [*ways]
-    loaded = _attributes_in(code)
+    loaded = attributes_in(code)
     known: set[int] = set()
     while waiting:
         way = waiting.pop()
@@ -169,7 +169,7 @@ def _of_functions(ways: Iterable[_Way], code: CodeType) -> Iterator[Reached]:
             for name, part in of.values.items()
         ]
         if kind is not None:
-            waiting += _methods(kind, _attributes_in(code), way.depth - 1)
+            waiting += _methods(kind, attributes_in(code), way.depth - 1)
 
 
 def _variables_of(function: FunctionType, way: _Way) -> tuple[Reached, Reached]:
@@ -211,11 +211,11 @@ def of_classes(names: Iterable[str], scope: Mapping[str, object]) -> dict[str, t
 
 
 @cache
-def _attributes_in(code: CodeType) -> frozenset[str]:
+def attributes_in(code: CodeType) -> frozenset[str]:
     """Return the attributes that some code reads."""
-    found = {one.argval for one in dis.get_instructions(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
+    found = {one.argval for one in instructions_of(code) if one.opname in ("LOAD_ATTR", "LOAD_METHOD")}
     return frozenset(found).union(
-        *(_attributes_in(one) for one in code.co_consts if isinstance(one, CodeType))
+        *(attributes_in(one) for one in code.co_consts if isinstance(one, CodeType))
     )
 
 
@@ -224,7 +224,7 @@ def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
     """Return the global variables that a function reads, and those of others that it sets."""
     loaded: set[str] = set()
     written: set[str] = set()
-    for one in dis.get_instructions(code):
+    for one in instructions_of(code):
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
             loaded.add(one.argval)
         elif one.opname in ("STORE_GLOBAL", "STORE_DEREF"):

@@ -19,11 +19,11 @@ from jitckpt.encoding import tree_codec
 from jitckpt.errors import CheckpointError, SaveError
 from jitckpt.formats import training_state, whole_step
 from jitckpt.formats.parts import Parted
-from jitckpt.formats.training_state import TrainingState, public
+from jitckpt.formats.training_state import MadeOfOthers, TrainingState, public
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity, Kind
-from jitckpt.state import host_state, parallel
+from jitckpt.state import host_state, inner_tensors, parallel
 from jitckpt.state.host_state import HostState
 from jitckpt.state.optimizer_state import OptimizerState, put_hyperparameters
 from jitckpt.state.shards import hear_first
@@ -166,7 +166,7 @@ def put_shared(saved: Saved, host: HostState) -> TrainingState:
 
     Raises CheckpointError or SaveError, which name what can't be cut anew.
     """
-    state = training_state.gather(saved.records)
+    state = training_state.gather(saved.records, with_made_of_others=True)
     if host.model is None:
         raise CheckpointError("Give jitckpt.init the model: without it a save can't be cut anew.")
     _put_parameters(state, host)
@@ -258,6 +258,12 @@ def _put_optimizer(state: TrainingState, optimizer: OptimizerState, host: HostSt
 
 def _state_of(value: Any, what: str, parameter: Tensor, numbers_on_device: bool) -> Any:
     """Return what an optimizer keeps of a parameter, as it keeps it here."""
+    if isinstance(value, MadeOfOthers):
+        parts = {
+            name: part.whole().to("cpu" if name in value.on_host else parameter.device, copy=True)
+            for name, part in value.parts.items()
+        }
+        return inner_tensors.made(value.description, "", parts)
     if not isinstance(value, Parted):
         return value
     device = parameter.device

@@ -14,6 +14,7 @@ from jitckpt.saves import folders, starts
 from jitckpt.saves.folders import SaveRecord
 from jitckpt.saves.layout import Identity
 from jitckpt.saves.selection import Choice
+from jitckpt.state import gradient_buckets
 from jitckpt.state.host_state import HostState
 from jitckpt.wire import environment, protocol
 from jitckpt.worker import agreements, resharding, restoring, told_at_start
@@ -114,6 +115,7 @@ class Restore:
                 f"part is lost, so at least {choice.newest - choice.step} minibatches are done again."
             )
         parts = self._load(choice)
+        self._restore_buckets(parts, choice.step)
         put_shared = (
             partial(restoring.put_shared, choice, self._host) if restoring.is_builtin(choice) else None
         )
@@ -145,6 +147,12 @@ class Restore:
             raise CheckpointError(f"{choice.save.path} can't be restored: it lacks {error}.") from error
         except (SaveError, TreeError, TypeError, ValueError, AttributeError, IndexError) as error:
             raise CheckpointError(f"{choice.save.path} can't be restored: {error}") from error
+
+    def _restore_buckets(self, parts: Mapping[str, Any], step: int) -> None:
+        if self._identity.world_size >= gradient_buckets.LEAST_RANKS:  # on all ranks or none
+            buckets = self._host.of_process.gradient_buckets
+            buckets.warn = self._reporter.warn
+            buckets.restore(parts.get(gradient_buckets.PART), step, agreements.all_say)
 
     def _saved_in_another_layout(self, choice: Choice | None, may_cut: bool) -> Saved | None:
         """Return the newest whole step, if another layout saved it. CheckpointError if it may not be cut."""

@@ -8,16 +8,15 @@ from torch.amp.grad_scaler import GradScaler
 
 from jitckpt.bindings import behind_proxy
 from jitckpt.bindings.interpose import Native
-from jitckpt.decisions import cut, memory_wanted
 from jitckpt.ring import wishes
 from jitckpt.ring.ring import Ring
 from jitckpt.saves import starts
+from jitckpt.state.expected_size import least_bytes
 from jitckpt.state.host_state import HostState
 from jitckpt.state.shards import hear_first
 from jitckpt.system.descriptors import GivenDescriptors
 from jitckpt.tiers.own_shard import OwnShard
-from jitckpt.wire import environment
-from jitckpt.worker.agreements import all_say, job_store, on_several_hosts
+from jitckpt.worker.agreements import job_store, on_several_hosts
 from jitckpt.worker.arguments import Arguments
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving import in_spans, snapshots
@@ -76,8 +75,9 @@ class Savers:
         self._spans = in_spans.wanted(
             self._native, memory, self._host.device, on_several_hosts(), self._reporter.warn
         )
-        return Snapshots(
-            snapshots.given(memory, self._whole, self._cut_among(), self._arguments.replicas),
+        members = self._arguments.cut_among
+        made = Snapshots(
+            snapshots.given(memory, self._whole, members, () if members else self._arguments.replicas),
             identity=self._identity,
             timeline=timeline,
             host=self._host,
@@ -87,12 +87,8 @@ class Savers:
             times=None if self._spans is None else self._spans.times,
             spans=self._spans,
         )
-
-    def _cut_among(self) -> Sequence[int]:
-        """Return the ranks that hold what this one holds, if that is to be cut among them in host memory."""
-        if environment.MEMORY_TIER.get() != memory_wanted.SHARDED or self._identity.world_size == 1:
-            return ()
-        return cut.members(all_say(self._identity.shard), self._identity.rank)
+        made.expect(least_bytes(self._arguments.model, self._arguments.optimizers))
+        return made
 
     def _make_periodic_saver(self, ring: Ring) -> PeriodicSaver:
         return PeriodicSaver(
@@ -219,6 +215,11 @@ class Savers:
         for one in self._all:
             one.settled(step)
             one.finish()
+
+    def save_no_more(self) -> None:
+        """What comes now is in no save: let no other rank wait for a snapshot of it."""
+        if self.snapshots is not None:
+            self.snapshots.make_no_more()
 
     def stop(self) -> None:
         for one in self._all:

@@ -19,9 +19,11 @@ from torch.utils.data import DataLoader, Dataset, Sampler
 
 from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.system import installed
+from jitckpt.system.bytecode import place_in
 from jitckpt.system.installed import is_scripts_class
-from jitckpt.worker import advice
+from jitckpt.worker import advice, process_settings
 from jitckpt.worker.carried_names import (
+    carried_around,
     counted_beside,
     held,
     loops_around,
@@ -32,16 +34,27 @@ from jitckpt.worker.carried_names import (
 from jitckpt.worker.frames import frames_that_ask, is_ours, scripts_frames, variables_of
 from jitckpt.worker.held_variables import HeldVariables, marks_before
 from jitckpt.worker.kept_by_extra import kept_by
-from jitckpt.worker.marks_in_objects import in_loaders, in_modules, in_other_modules, not_given, shared_in
+from jitckpt.worker.marks_in_objects import (
+    in_loaders,
+    in_modules,
+    in_other_modules,
+    not_given,
+    references_in,
+    shared_in,
+)
 from jitckpt.worker.reached_values import Reached, of_classes, reached_from
 from jitckpt.worker.value_marks import (
     CONSTANTS,
     CONTAINERS,
     ITERATORS,
     OTHERS_AFFAIR,
+    REFERENCES,
+    THINGS,
+    Which,
     advanced,
     attributes_of,
     carried_in,
+    children_of,
     is_own,
     marks_inside,
     rebound,
@@ -55,6 +68,7 @@ MOST_LOOPS = 8  # before the first optimizer step
 CLOCKS = (time.time, time.perf_counter, time.monotonic)
 CLOCK_SECONDS = 10.0  # a clock was read no longer than this before the first look, or since
 MEMBERS = (enum.Enum, numpy.generic)
+SET = (*THINGS, *GENERATORS)  # which of them a variable has counts, whoever looks after what is in them
 _LIBRARIES = installed.folders()
 
 TEXT = (
@@ -62,6 +76,26 @@ TEXT = (
     "script sets them before the loop. If the training, or what you print of it, depends on them, {keep}; "
     "what each iteration writes anew before it reads it needs nothing."
 )
+
+UNSEEN = (
+    "The script's variables can't be looked at ({error}), so what its loop changes of them is neither kept "
+    "nor named from here on. Keep what the training depends on in `extra`, or write this to the maintainers."
+)
+
+
+class _InRound:
+    """A mark in one round of a loop: another round's tells nothing, as its pass begins with what is there."""
+
+    def __init__(self, of_round: object, mark: object) -> None:
+        self._round, self._mark = of_round, mark
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _InRound) and (self._round != other._round or self._mark == other._mark)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class _Seen:
@@ -77,6 +111,7 @@ class _Seen:
         self.looks = 0
         self.is_over = False
         self.before: dict[str, object] = {}
+        self.known: set[str] | None = None  # all names that were marked
         self.changed: dict[str, None] = {}
         self.named: set[str] = set()
         self.held: HeldVariables | None = None
@@ -110,6 +145,7 @@ class ScriptVariables:
         of_round: Callable[[], object] = lambda: None,
         said: set[object] | None = None,
         targets: set[object] | None = None,
+        epochs_at: dict[CodeType, int] | None = None,
         kept: Callable[[], Collection[object]] = tuple,
         keeper: Callable[[], VariableKeeper | None] = lambda: None,
     ) -> None:
@@ -119,6 +155,7 @@ class ScriptVariables:
         of_round: returns which round of the loop it is, a pass over a loader for one.
         said: what was named by now, of this loop and of others that have the same set.
         targets: where loops of the job put what they give: ids of objects, with an attribute or a key.
+        epochs_at: where loops over epochs are; shared as `said`.
         kept: returns the ids of what is kept besides. keeper: returns who keeps the variables that can be.
         """
         self._given, self._extra = [*given], extra
@@ -126,6 +163,7 @@ class ScriptVariables:
         self._of_epochs, self._of_round = of_epochs, of_round
         self._said = set() if said is None else said
         self._targets = set() if targets is None else targets
+        self._epochs_at = {} if epochs_at is None else epochs_at
         self._kept, self._keeper = kept, keeper
         self._steps, self._warn = steps, warn
         self._seen: dict[tuple[int, int], _Seen] = {}  # by the code that asks, and the place in it
@@ -133,6 +171,7 @@ class ScriptVariables:
         # The script's frames, as a step was made that is looked at, and where they were.
         self.ended: list[tuple[FrameType, int]] = []
         self._first: dict[tuple[CodeType, int], dict[str, object]] = {}  # marks as loops began, by places
+        self._known_first: dict[tuple[CodeType, int], set[str]] = {}  # names of all that was there then
         self._owners: dict[str, tuple[int, str]] = {}  # by names, of attributes: id of the object, attribute
         self._asked: set[tuple[CodeType, int]] = set()  # where it was asked for a minibatch
         self._askers: set[CodeType] = set()  # of generators that draw from loops of the job
@@ -143,38 +182,44 @@ class ScriptVariables:
 
         at: where the loop asks in it, if the frame has gone on by now.
         """
-        place = id(frame.f_code), frame.f_lasti if at is None else at
+        place = id(frame.f_code), place_in(frame) if at is None else at
         if (seen := self._seen.get(place)) is None:
             if len(self._seen) == MOST_LOOPS:
                 return
             self._askers.add(frame.f_code)
             seen = self._seen[place] = _Seen(in_each=self._of_epochs)
         if seen.is_due(self._of_round()) and (frames := frames_that_ask(frame) if at is None else [frame]):
-            self._try(seen, frames[-1], (frames[-1].f_lasti if at is None else at,), frames[:-1])
+            self._try(seen, frames[-1], (place_in(frames[-1]) if at is None else at,), frames[:-1])
         if seen.held is not None and (names := seen.held.look(frame)):
             self._name_held(names, frame)
 
     def loop_begins(self, frame: FrameType) -> None:
         """The script asks for a minibatch from this frame, and has made no optimizer step since it did."""
-        if (asks := (frame.f_code, frame.f_lasti)) in self._asked:
+        if (asks := (frame.f_code, place_in(frame))) in self._asked:
             return
         self._asked.add(asks)
         self._askers.add(frame.f_code)
         for one in frames_that_ask(frame)[-1:]:
-            place = one.f_code, one.f_lasti
+            place = one.f_code, place_in(one)
             if place not in self._first and len(self._first) < MOST_LOOPS:
                 with suppress(Exception):
                     self._first[place] = marks_before(*place, variables_of(one))
-                    self._marks(one, (one.f_lasti,))  # what is found is kept from its first change on
+                    # What is found is kept from its first change on.
+                    names = held(one.f_code, (place_in(one),)) & variables_of(one).keys()
+                    self._known_first[place] = {*names, *self._marks(one, (place_in(one),))}
 
     def _name_held(self, names: Sequence[str], frame: FrameType) -> None:
         for one in frames_that_ask(frame)[-1:]:
-            scope, (kept_names, kept) = variables_of(one), self._known()
-            names = [name for name in names if name not in kept_names and id(scope.get(name)) not in kept]
-            names = [name for name in names if not self._is_spared(scope.get(name), one.f_code)]
-            if (keeper := self._keeper()) is not None:
+            scope, (kept_names, kept), keeper = variables_of(one), self._known(), self._keeper()
+            # What others keep is what is in them, and not which of them it is.
+            given = {n for n in names if id(scope.get(n)) in kept and not isinstance(scope.get(n), SET)}
+            names = [name for name in names if name not in kept_names and name not in given]
+            if keeper is not None:
                 keeper.follow(one, names, have_changed=True)
-            self._say(names, one)
+            kept_now = [n for n in names if keeper is not None and keeper.keeps(one, n)]
+            self._say(
+                [n for n in names if n in kept_now or not self._is_spared(scope.get(n), one.f_code)], one
+            )
 
     # Where the loop tells nothing of its minibatches these two tell of it, while it is looked at.
 
@@ -185,7 +230,7 @@ class ScriptVariables:
     def step_ended(self, frame: FrameType | None) -> None:
         """The script has made an optimizer step, somewhere below this frame."""
         # Kept until the next minibatch begins, as a frame that has ended may leave its address to another.
-        self.ended = [(one, one.f_lasti) for one in scripts_frames(frame)] if self._plain.is_due() else []
+        self.ended = [(one, place_in(one)) for one in scripts_frames(frame)] if self._plain.is_due() else []
 
     def minibatch_begun(self, frame: FrameType | None) -> None:
         """The script begins a minibatch: the innermost of its frames that made the step has the loop.
@@ -196,7 +241,7 @@ class ScriptVariables:
         for one in scripts_frames(frame) if ended else ():
             for other, place in ended:
                 if one is other:
-                    self._try(self._plain, one, (place, one.f_lasti))
+                    self._try(self._plain, one, (place, place_in(one)))
                     return
 
     def _try(
@@ -204,8 +249,9 @@ class ScriptVariables:
     ) -> None:
         try:
             self._look(seen, frame, at, between)
-        except Exception:  # what a variable's own methods raise is not the training's affair
+        except Exception as error:  # what a variable's own methods raise is not the training's affair
             seen.is_over = True
+            self._warn(UNSEEN.format(error=f"{type(error).__name__}: {error}"))
 
     def _look(self, seen: _Seen, frame: FrameType, at: tuple[int, ...], between: Sequence[FrameType]) -> None:
         """between: generators of the script's, between the job's loop and that in this frame."""
@@ -215,6 +261,8 @@ class ScriptVariables:
             return
         seen.looks += 1
         if len(at) == 1:
+            if self._of_epochs:
+                self._epochs_at[frame.f_code] = at[0]
             self._note_target(frame)
             if seen.looks == 1 and not self._of_epochs:
                 seen.held = HeldVariables(frame.f_code, *at, self._first.get((frame.f_code, *at), {}))
@@ -223,6 +271,8 @@ class ScriptVariables:
         now = self._marks(frame, at)
         for generator in between:
             now |= self._marks_of_generator(generator)
+        if len(at) == 1:
+            self._keep_what_is_new(seen, now, frame, *at)
         for name, mark in now.items():
             if name in seen.before and seen.before[name] != mark and name not in seen.named:
                 seen.changed[name] = None
@@ -232,9 +282,18 @@ class ScriptVariables:
             seen.named |= {*changed}
             self._say(changed, frame)
 
+    def _keep_what_is_new(self, seen: _Seen, now: Mapping[str, object], frame: FrameType, place: int) -> None:
+        """Keep what the loop has set first, such as the best epoch's number: no restart builds it."""
+        there = {*now, *(held(frame.f_code, (place,)) & variables_of(frame).keys())}
+        known = self._known_first.get((frame.f_code, place)) if seen.known is None else seen.known
+        seen.known = there | (known or set())
+        keeper = self._keeper()
+        if known is not None and keeper is not None and (new := there - known):
+            keeper.follow(frame, new, have_changed=True)
+
     def _note_target(self, frame: FrameType) -> None:
         """Note the attribute that a for statement over a loop of the job sets: a restart sets it, too."""
-        target = target_of(frame.f_code, frame.f_lasti)
+        target = target_of(frame.f_code, place_in(frame))
         if target is not None:
             (name, *path), key = target
             owner = variables_of(frame)[name]
@@ -261,7 +320,10 @@ class ScriptVariables:
         if (keeper := self._keeper()) is not None:
             kept = {led: [name for name in names if keeper.keeps(frame, name)] for led, names in ways.items()}
             keeper.say_kept(map(_shortest, filter(None, kept.values())))
-            ways = {led: names for led, names in ways.items() if not kept[led]}
+            told = {
+                led for led, names in ways.items() if any(keeper.will_name(frame, name) for name in names)
+            }
+            ways = {led: names for led, names in ways.items() if not (kept[led] or led in told)}
         names = [*map(_shortest, ways.values())]
         if names:
             helps, shown = advice.current(), ", ".join(names[:SHOWN]) + (" ..." if names[SHOWN:] else "")
@@ -273,7 +335,8 @@ class ScriptVariables:
         kept = known[1]
         read, carried = read_first(frame.f_code, at)
         if len(at) == 1 and not self._of_epochs:
-            carried |= counted_beside(frame.f_code, at)
+            around = carried_around(frame.f_code, *at, self._epochs_at.get(frame.f_code))
+            read, carried = read | around[0], carried | around[1] | counted_beside(frame.f_code, at)
         if self._of_epochs:
             read, carried = (names | held(frame.f_code, at) for names in (read, carried))
         tells_nothing = len(at) > 1
@@ -293,9 +356,11 @@ class ScriptVariables:
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
         if self._of_epochs:
-            marks |= shared_in(loaders)
+            marks |= shared_in(loaders) | process_settings.marks(frame.f_code)
         else:
-            marks |= in_loaders(loaders, kept, attributes, tells_nothing)
+            found = in_loaders(loaders, kept, attributes, frame.f_code, tells_nothing=tells_nothing)
+            marks |= {name: _InRound(self._of_round(), mark) for name, mark in found.items()}
+        marks |= references_in([one for one in used if isinstance(one, nn.Module)], loaders, attributes)
         anew = {name for name in made_anew(frame.f_code, at) if isinstance(scope.get(name), GENERATORS)}
         own = self._marks_of(
             {name: one for name, one in scope.items() if name not in anew},
@@ -354,7 +419,7 @@ class ScriptVariables:
 
     def _marks_of_generator(self, frame: FrameType) -> dict[str, object]:
         """Return marks of what a generator of the script's has: a restart begins it anew."""
-        at = (frame.f_lasti,)
+        at = (place_in(frame),)
         local = {*frame.f_code.co_varnames, *frame.f_code.co_cellvars}
         scope = {name: value for name, value in variables_of(frame).items() if name in local}
         marks = self._marks_of(
@@ -393,16 +458,20 @@ class ScriptVariables:
         kept_names, kept = known
         marks: dict[str, object] = {}
         for name, value in scope.items():
+            marks |= {f"{name}{what}": mark for what, mark in children_of(value).items()}
             is_kept = id(value) in kept and not isinstance(value, CONSTANTS)  # of which many have one
-            if name in kept_names or is_kept or name.startswith("__"):
+            is_set = name in carried and isinstance(value, SET)  # to another one
+            if name in kept_names or (is_kept and not is_set) or name.startswith("__"):
                 continue
-            if isinstance(value, GENERATORS):
+            if is_set and (is_kept or isinstance(value, THINGS)):
+                marks[name] = Which(value)
+            elif isinstance(value, GENERATORS):
                 marks[name] = state_of(value)
             elif name in carried and not isinstance(value, (*CONTAINERS, *OTHERS_AFFAIR)):
                 if is_ours(type(value).__module__):  # an iterator over job.batches
                     continue
                 if not self._is_counted(value, code, tells_nothing):
-                    marks[name] = rebound(value)
+                    marks[name] = Which(value) if isinstance(value, REFERENCES) else rebound(value)
             elif name in read and isinstance(value, ITERATORS):
                 if not self._draws(value):
                     marks[name] = advanced(value)
@@ -472,7 +541,7 @@ def _is_in_another(frame: FrameType, at: tuple[int, ...]) -> bool:
     """Whether the loop around these places is in another one, of this frame or of one that called it."""
     _, *callers = scripts_frames(frame, generators=True)
     return loops_around(frame.f_code, at) > 1 or any(
-        loops_around(one.f_code, (one.f_lasti,)) for one in callers
+        loops_around(one.f_code, (place_in(one),)) for one in callers
     )
 
 

@@ -19,9 +19,14 @@ class Switch:
         newest_step: Callable[[], int],
         note_begun: Callable[[int], None],
         warn: Callable[[str], None],
+        saves_no_more: Callable[[], None] = lambda: None,
     ) -> None:
-        """newest_step: that the host has ended. note_begun: tells the agent of one that is in no save."""
+        """newest_step: that the host has ended. note_begun: tells the agent of one that is in no save.
+
+        saves_no_more: called once, as it goes off.
+        """
         self._newest_step, self._note_begun, self._warn = newest_step, note_begun, warn
+        self._saves_no_more = saves_no_more
 
     def turn_off(self, reason: str) -> None:
         """Take no save any more: what can't be saved whole is not saved."""
@@ -29,6 +34,7 @@ class Switch:
             self.off = reason
             step = self._newest_step() + 1
             self.begun(step)
+            self._saves_no_more()
             self._warn(
                 f"No state of this rank is saved from step {step} on: {reason} The training goes on; after a "
                 "failure the job goes back to a save from before."

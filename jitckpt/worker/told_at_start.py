@@ -10,7 +10,6 @@ from torch.optim import Optimizer
 
 from jitckpt.console import say
 from jitckpt.decisions import elastic, memory_wanted, replicas
-from jitckpt.decisions.memory_wanted import Wanted
 from jitckpt.errors import SaveError
 from jitckpt.saves import start_record
 from jitckpt.saves.folders import SaveRecord
@@ -18,6 +17,7 @@ from jitckpt.saves.layout import Identity
 from jitckpt.state.shards import Layout
 from jitckpt.wire import environment
 from jitckpt.worker import agreements
+from jitckpt.worker.memory_use import MemoryUse
 from jitckpt.worker.reporter import Reporter
 from jitckpt.worker.saving.saver import SaveFunction
 
@@ -82,28 +82,21 @@ def _dividing(accumulation: int, everyone: int, ranks: int) -> int:
     return accumulation * (ranks // gcd(ranks, accumulation * everyone))
 
 
-def of_memory(
-    reporter: Reporter,
-    identity: Identity,
-    by_script: Wanted,
-    needed: Wanted | None,
-    elsewhere: Sequence[Sequence[int]] | None,
-    *,
-    has_tier: bool,
-) -> None:
+def of_memory(reporter: Reporter, identity: Identity, use: MemoryUse, *, has_tier: bool) -> None:
     """Say what `auto` has come to, and why; and why there is no memory tier, where somebody might miss it."""
     if identity.rank != 0:
         return
-    if elsewhere is not None and environment.RESTART.get() == 0:
-        if needed is None:
+    if use.elsewhere is not None and environment.RESTART.get() == 0:
+        if use.needed is None:
             say(
                 "memory tier: nothing is kept in memory, since each rank's state has a replica on another "
                 "host (another device, where there is one host): these save just in time."
             )
         elif has_tier:
             hosts = int(os.environ.get("GROUP_WORLD_SIZE", "1"))
-            say(f"memory tier: {replicas.in_words(elsewhere, hosts)} (--memory-tier auto).")
-    if by_script.mode != memory_wanted.OFF and needed is not None and not has_tier:
+            kept = replicas.in_words(use.elsewhere, hosts, use.why_cut)
+            say(f"memory tier: {kept} (--memory-tier auto).")
+    if use.by_script.mode != memory_wanted.OFF and use.needed is not None and not has_tier:
         reporter.warn(
             "There is no memory tier, for which jitckpt.init(memory=...) asks: `jitckpt run` has one in user "
             "mode, where --memory-tier off does not say otherwise."

@@ -33,6 +33,9 @@ class Unprotected:
     def write_before_step(self) -> None:
         """Nothing is kept of what this rank alone knows."""
 
+    def will_change(self, *, of_model_alone: bool) -> None:
+        pass
+
     def forget_pass(self) -> None:
         """Passes are not seen."""
 

@@ -1,19 +1,30 @@
 """Marks of values of the script's: what is another once its loop has changed a value, in its place too."""
 
 import argparse
-import dis
 import enum
+import io
 import itertools
 import operator
+import queue
 import random
+import threading
 import weakref
 from array import array
 from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from functools import cache
+from contextvars import ContextVar
+from functools import cache, partial
 from multiprocessing.sharedctypes import SynchronizedBase
-from types import CodeType, FunctionType, GeneratorType, SimpleNamespace
+from types import (
+    BuiltinFunctionType,
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy
@@ -21,12 +32,14 @@ import torch
 import xxhash
 from torch import Tensor, nn
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from jitckpt.bindings.frame_variables import own_variables
 from jitckpt.data.kept_generator import GENERATORS
-from jitckpt.state.plain_values import slots_of, written
+from jitckpt.state.plain_values import held, slots_of, written
 from jitckpt.system import installed
+from jitckpt.system.bytecode import instructions as instructions_of
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker import carried_names
 
@@ -39,7 +52,7 @@ OF_BYTES = (bytearray, array)
 AROUND_CONTAINERS = (UserList, UserDict)
 VALUES = (type(None), bool, int, float, complex, str, bytes, numpy.ndarray, numpy.generic, Tensor, enum.Enum)
 ARRAYS = (numpy.ndarray, Tensor)
-NAMESPACES = (argparse.Namespace, SimpleNamespace)
+NAMESPACES = (argparse.Namespace, SimpleNamespace, threading.local)
 NUMBERS = (bool, int, float, complex)
 CONSTANTS = (type(None), *NUMBERS, str, bytes)
 ITERATORS: tuple[Any, ...] = (
@@ -50,6 +63,27 @@ ITERATORS: tuple[Any, ...] = (
     itertools.count,
     itertools.cycle,
 )
+# Objects of libraries that training scripts change, and what tells that they have.
+OF_LIBRARIES: dict[type, Callable[[Any], object]] = {
+    queue.Queue: lambda one: [*map(id, one.queue)],
+    io.StringIO: lambda one: None if one.closed else (one.tell(), len(one.getvalue())),
+    io.BytesIO: lambda one: None if one.closed else (one.tell(), one.getbuffer().nbytes),
+    numpy.random.SeedSequence: operator.attrgetter("n_children_spawned"),
+    torch.quasirandom.SobolEngine: operator.attrgetter("num_generated"),
+}
+WITH_CONTENT = (
+    *(*CONTAINERS, *OF_BYTES, *AROUND_CONTAINERS, *ARRAYS, *OF_LIBRARIES),
+    *(SynchronizedBase, ContextVar),
+)
+REFERENCES = (
+    FunctionType,
+    BuiltinFunctionType,
+    MethodType,
+    partial,
+    type,
+)  # which of them it is, no save holds
+# Which of them a variable has changes a training; what is in them is others' affair.
+THINGS = (*OTHERS_AFFAIR, LRScheduler)
 OF_MODULES = frozenset(vars(nn.Module()))  # what torch keeps in each
 _OPAQUE = "*opaque"
 _LIBRARIES = installed.folders()
@@ -86,11 +120,49 @@ def advanced(iterator: Any) -> object:
     return repr(iterator) if isinstance(iterator, itertools.count) else operator.length_hint(iterator)
 
 
+class Which:
+    """A mark of an object of which only another one is another, whatever becomes of it."""
+
+    def __init__(self, value: Any) -> None:
+        method = isinstance(value, MethodType)  # made anew whenever it is asked for
+        self._parts = [held(one) for one in ((value.__self__, value.__func__) if method else (value,))]
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Which) or len(self._parts) != len(other._parts):
+            return False
+        pairs = zip(map(_of_mark, self._parts), map(_of_mark, other._parts), strict=True)
+        return all(one is another is not None for one, another in pairs)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def _which(part: Any) -> object:
+    """Return the mark of what an attribute refers to: functions are often made anew, and do the same."""
+    return Which(part) if isinstance(part, THINGS) else reference(part)
+
+
+def _of_mark(part: Any) -> Any:
+    return part() if isinstance(part, weakref.ref) else part
+
+
 def rebound(value: object) -> object:
     """Return what is another once a variable is set to something else."""
     if isinstance(value, bool | int | float | complex | str | bytes | None):
         return value
     return (id(value), _InPlace(value)) if isinstance(value, ARRAYS) else id(value)
+
+
+def reference(value: Any) -> object:
+    """Return what is another once a function or class is another; where it is an object: its class.
+
+    What a partial function is given is looked at as what it holds.
+    """
+    if isinstance(value, partial):
+        return reference(value.func)
+    if isinstance(value, MethodType):
+        return type(value.__self__).__qualname__, reference(value.__func__)
+    named: Any = value if isinstance(value, REFERENCES) else type(value)
+    return named.__module__, named.__qualname__
 
 
 def marks_inside(
@@ -127,7 +199,7 @@ def marks_inside(
             elif lasts and isinstance(part, ARRAYS):
                 yield key, None if id(part) in kept else (id(part), _InPlace(part))
             elif lasts:
-                yield key, mark(part, depth)
+                yield key, _which(part) if isinstance(part, (*THINGS, *REFERENCES)) else mark(part, depth)
             elif isinstance(part, ARRAYS) and id(part) not in kept:
                 yield key, _InPlace(part)
 
@@ -137,6 +209,7 @@ def marks_inside(
         if left < 0 or depth < 0 or id(one) in kept:
             return None
         one = one.data if isinstance(one, AROUND_CONTAINERS) else one
+        one = one.get(None) if isinstance(one, ContextVar) else one
         if isinstance(one, CONTAINERS):
             parts = [*one]
             if isinstance(one, dict):
@@ -153,11 +226,23 @@ def marks_inside(
         return _mark_of_one(one, draws)
 
     found: dict[str, object] = {}
-    if isinstance(value, (*CONTAINERS, *OF_BYTES, *AROUND_CONTAINERS, *ARRAYS, SynchronizedBase)):
+    if isinstance(value, WITH_CONTENT):
         found[name] = mark(value, DEPTH)
     elif _has_attributes(value):
         found = {f"{name}.{key}": one for key, one in marks_in(value, DEPTH)}
     return {key: one for key, one in found.items() if one is not _OPAQUE}
+
+
+def _of_library(one: Any) -> object:
+    return next(tells(one) for kind, tells in OF_LIBRARIES.items() if isinstance(one, kind))
+
+
+def children_of(generator: Any) -> dict[str, object]:
+    """Return the mark of how many others were made of a generator: that is no part of its state."""
+    if not isinstance(generator, numpy.random.Generator):
+        return {}  # and not asked: a dict's class may look for its attributes among its keys
+    made_of: Any = getattr(generator.bit_generator, "seed_seq", None)
+    return {".spawn()": made_of.n_children_spawned} if hasattr(made_of, "n_children_spawned") else {}
 
 
 def _mark_of_one(one: Any, draws: Callable[[Any], bool]) -> object:
@@ -166,6 +251,10 @@ def _mark_of_one(one: Any, draws: Callable[[Any], bool]) -> object:
         return state_of(one)
     if isinstance(one, ITERATORS) and not draws(one):
         return advanced(one)
+    if isinstance(one, tuple(OF_LIBRARIES)):
+        return _of_library(one)
+    if isinstance(one, (*THINGS, *REFERENCES)):
+        return Which(one)
     return rebound(one) if isinstance(one, VALUES) else _OPAQUE
 
 
@@ -173,13 +262,15 @@ def _has_attributes(value: object) -> bool:
     """Whether attributes of it may be the script's."""
     if isinstance(value, FunctionType):
         return not value.__code__.co_filename.startswith(_LIBRARIES)
+    if isinstance(value, ModuleType):
+        return installed.is_scripts_module(value)
     own = is_scripts_class(value) if isinstance(value, type) else is_own(value)
     return own or isinstance(value, nn.Module | Sampler | Dataset)
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
     found = {**dict_of(value), **dict(slots_of(value))}
-    if isinstance(value, type | FunctionType):
+    if isinstance(value, type | FunctionType | ModuleType):
         return {name: one for name, one in found.items() if not name.startswith("__")}
     return found
 
@@ -203,7 +294,7 @@ def carried_in(code: CodeType) -> frozenset[str]:
     """
     read: set[str] = set()
     written: set[str] = set()
-    for one in dis.get_instructions(code):
+    for one in instructions_of(code):
         if one.opname == "LOAD_ATTR" and one.argval not in written:
             read.add(one.argval)
         elif one.opname == "STORE_ATTR":

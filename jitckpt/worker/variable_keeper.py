@@ -1,15 +1,17 @@
 """Keeps the script's variables: which frames have them, and when they are looked at and put back."""
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from jitckpt.bindings.frame_variables import own_variables, set_variables
 from jitckpt.state import plain_values
-from jitckpt.state.earlier_loops import TOP
+from jitckpt.state.earlier_loops import TOP, loop_of
 from jitckpt.state.kept_variables import KeptVariables, VariablesNow, place_inside, where
-from jitckpt.worker.carried_names import set_behind
+from jitckpt.state.named_things import is_thing
+from jitckpt.system.bytecode import place_in
+from jitckpt.worker.carried_names import set_behind, set_more_than_once
 from jitckpt.worker.frames import frames_that_ask, is_scripts, names_of, place_of
 from jitckpt.worker.holders import held_by, reach, variables_of_module
 
@@ -57,8 +59,13 @@ class VariableKeeper:
         *,
         say: Callable[[str], None],
         warn: Callable[[str], None],
+        generators: Callable[[], Collection[int]] = tuple,
     ) -> None:
-        """of_round: returns which round of the job's loops it is (Loop.round). say: of what is kept."""
+        """of_round: returns which round of the job's loops it is (Loop.round). say: of what is kept.
+
+        generators: returns the ids of those of random numbers that are kept, wherever they lie.
+        """
+        self._generators = generators
         self._kept, self._of_round, self._say, self._warn = kept, of_round, say, warn
         self._round: tuple[int, ...] = ()
         self._ask: _Ask | None = None  # in this round, or in the one before
@@ -72,6 +79,17 @@ class VariableKeeper:
         self._named: set[str] = set()
         self._kinds: dict[str, type] = {}  # of objects that others have made, as they were first
         self._noted_epoch: tuple[int, ...] = ()  # whose top was noted last
+
+    def outermost_loop_begins(self, frame: FrameType | None) -> None:
+        """Learn by which names optimizers, modules, functions go: so they do in a restart at this place."""
+        if self._is_off:
+            return
+        try:
+            frames = _frames(frame)
+            set_again = {place: set_more_than_once(of[0].f_code) for place, of in frames.items()}
+            self._kept.things.note(self._scopes(frames), set_again)
+        except Exception as error:
+            self._give_up(error)
 
     def note(self, elsewhere: Mapping[str, tuple[str, str]]) -> None:
         """Learn what names lead to which no frame has: the place of each, and its name there."""
@@ -140,36 +158,49 @@ class VariableKeeper:
         except Exception as error:
             self._give_up(error)
 
+    def keep_loops(self, loop: str) -> None:
+        """Keep what there was behind each loop of the epoch as that within this one over epochs."""
+        self._kept.earlier.keep_within(loop)
+
     def put_behind(self, frame: FrameType | None, loop: str | None = None) -> None:
         """Set what is kept as it was there, somewhere below this frame.
 
         loop: which a restart passes by; None: the one that it is at. TOP: the epoch's top, that comes again.
         """
-        loop = _loop_of(self._of_round()) if loop is None else loop
+        loop = loop_of(self._of_round()[EPOCH:]) if loop is None else loop
         if self._is_off or not (values := self._kept.earlier.of(loop)):
             return
         try:
             frames = _frames(frame)
-            for place, scope in self._scopes(frames).items():
-                new = {
-                    name: plain_values.put(scope.get(name), value)
-                    for name, value in values.get(place, {}).items()
-                    if not (plain_values.other_names_in(value) or plain_values.is_deleted(value))
-                }
-                if new and where(place).is_function:
-                    set_variables(frames[place][0], new)
-                else:
-                    scope.update(new)
+            for objects in (True, False):  # what an object holds is put into the one that is there by then
+                for place, scope in self._scopes(frames).items():
+                    new = self._kept.put_alone(scope, values.get(place, {}), objects=objects)
+                    if new and where(place).is_function:
+                        set_variables(frames[place][0], new)
+                    else:
+                        scope.update(new)
         except Exception as error:
             self._give_up(error)
 
     def keeps(self, frame: FrameType, name: str) -> bool:
         """Return whether what this name leads to is kept, with all that is in it."""
         variable = None if self._is_off else self._find(frame, name)
-        if variable is None or not plain_values.is_whole(variable.value):
+        if variable is None or not self._kept.is_whole(variable.value, self._generators()):
             return False
         with self._kept.looking(self._scopes(_frames(frame))):
             return self._kept.keeps(*variable)
+
+    def will_name(self, frame: FrameType, name: str) -> bool:
+        """Return whether what this name leads to was kept until now, and can't be: that names it."""
+        variable = None if self._is_off else self._find(frame, name)
+        if variable is None or self._kept.is_whole(variable.value, self._generators()):
+            return False
+        with self._kept.looking(self._scopes(_frames(frame))):
+            return is_thing(variable.value) and self._kept.keeps(*variable)
+
+    def is_put_back(self, frame: FrameType, name: str) -> bool:
+        """Return whether what was restored has this name of the frame's: the loop goes on with that."""
+        return self._kept.has_restored(place_of(frame, name), name)
 
     def say_kept(self, names: Iterable[str]) -> None:
         """Name what is kept, each name once."""
@@ -214,7 +245,7 @@ class VariableKeeper:
         self._is_at_last = False
 
     def _note_loop(self) -> None:
-        if text := self._kept.note_loop(_loop_of(self._of_round())):
+        if text := self._kept.note_loop(loop_of(self._of_round()[EPOCH:])):
             self._name_once(text)
 
     def as_it_stands(self, frame: FrameType | None) -> VariablesNow | None:
@@ -237,7 +268,7 @@ class VariableKeeper:
 
     def _note_ask(self, frame: FrameType | None) -> None:
         asks = frames_that_ask(frame)[-1:]
-        self._ask = _Ask(asks[0].f_code, asks[0].f_lasti) if asks else None
+        self._ask = _Ask(asks[0].f_code, place_in(asks[0])) if asks else None
 
     def _built(self, frames: dict[str, list[FrameType]]) -> dict[str, set[str]]:
         return {place: _built_before(of, self._ask) for place, of in frames.items()}
@@ -251,6 +282,7 @@ class VariableKeeper:
             self._note_ask(frame)
             self._depth = _depth(frames)
             self._kept.is_at_last, self._is_at_last = self._is_at_last, False
+            self._put_into(frames, self._scopes(frames), self._kept.put_objects)
             self._put_into(frames, self._scopes(frames))
             # What objects hold that the loop has made, and that are there by now.
             lacking = self._kept.lacking_places()
@@ -263,10 +295,16 @@ class VariableKeeper:
         except Exception as error:
             self._give_up(error)
 
-    def _put_into(self, frames: dict[str, list[FrameType]], scopes: dict[str, dict[str, Any]]) -> None:
+    def _put_into(
+        self,
+        frames: dict[str, list[FrameType]],
+        scopes: dict[str, dict[str, Any]],
+        put: Callable[..., dict[str, dict[str, Any]]] | None = None,
+    ) -> None:
+        put = put or self._kept.put
         functions = {place: of[0] for place, of in frames.items() if where(place).is_function}
         with self._kept.looking(scopes, _objects(scopes)):
-            new = self._kept.put(scopes, {place: names_of(one) for place, one in functions.items()})
+            new = put(scopes, {place: names_of(one) for place, one in functions.items()})
         for place, values in new.items():
             if place in functions:
                 set_variables(functions[place], values)
@@ -326,11 +364,6 @@ class VariableKeeper:
         self._is_off = True
         self._kept.end()
         self._warn(GIVEN_UP.format(error=f"{type(error).__name__}: {error}"))
-
-
-def _loop_of(of_round: Sequence[int]) -> str:
-    """Return what tells a loop from the others of its epoch."""
-    return ".".join(map(str, of_round[EPOCH:]))
 
 
 def _variables_at(place: str, scopes: Mapping[str, dict[str, Any]]) -> dict[str, Any] | None:
@@ -399,5 +432,5 @@ def _built_before(frames: Iterable[FrameType], ask: _Ask | None) -> set[str]:
     for one in frames:
         names |= {*one.f_code.co_names, *names_of(one)}
         place = None if ask is None or ask.code is not one.f_code else ask.place
-        behind |= set_behind(one.f_code, one.f_lasti if place is None else place, asks=place is not None)
+        behind |= set_behind(one.f_code, place_in(one) if place is None else place, asks=place is not None)
     return names - behind

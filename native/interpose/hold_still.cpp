@@ -11,6 +11,7 @@
 #include <cstdlib>
 #include <fstream>
 #include <iterator>
+#include <stdexcept>
 #include <string>
 
 #include "ground/environment.h"
@@ -56,10 +57,18 @@ bool is_helper() {
          line.find(std::string("\0from multiprocessing.", 22)) != std::string::npos;
 }
 
+// 0: none, or what is set can't be meant, which its own processes say: a helper does not end for that.
+pid_t agent_here() {
+  try {
+    return static_cast<pid_t>(jitckpt::environment::read(jitckpt::environment::agent_pid));
+  } catch (const std::runtime_error&) {
+    return 0;
+  }
+}
+
 // None of them has code of ours that could do it later.
 [[gnu::constructor]] void hold_helpers_still() {
-  const char* const text = std::getenv(jitckpt::environment::agent_pid.name);
-  const int agent = text ? std::atoi(text) : 0;
+  const pid_t agent = agent_here();
   if (agent <= 0 || !is_helper()) return;
   for (const int number : {SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2}) {
     struct sigaction now{};

@@ -20,7 +20,9 @@ constexpr int socket_file = 3, log_file = 4, pinned_file = 5;
 // `rest` makes it stop, too, but not drop anything: it says Rested, and can then be told to `finish` the
 // optimizer step that it is ready for, to `copy_state` to the host, and at last to `reset`, or to
 // `reset_but_memory`, after which the state is still there. It says the same word when that is done, 0 if it
-// can't.
+// can't. `settle` stops nothing: once the device has nothing to do it says Rested with that word, or, if it
+// is told something else before, nothing; then it can be told to `copy_state`, too. The client has no call in
+// the log that is not read, and writes none meanwhile.
 struct ServerGreeting {
   uint64_t table_hash;
   int32_t ready;  // 0: `text` says why not
@@ -28,7 +30,8 @@ struct ServerGreeting {
 };
 
 constexpr uint32_t begin = ~uint32_t{0}, reset = begin - 1, load = begin - 2, rest = begin - 3,
-                   finish = begin - 4, copy_state = begin - 5, reset_but_memory = begin - 6;
+                   finish = begin - 4, copy_state = begin - 5, settle = begin - 6,
+                   reset_but_memory = begin - 7;
 struct Load {
   uint32_t word;  // load
   char path[4096];
@@ -43,7 +46,7 @@ struct ServerOrder {
 // more than that can be said of it, so they may be copied, and nothing else be done. changed: calls since
 // then may have written to them, so they do for the next step alone.
 struct Rested {
-  uint32_t word;  // rest
+  uint32_t word;  // rest, or settle
   uint32_t intact, suspect, changed;
   uint64_t ended;
 };

@@ -10,9 +10,13 @@ namespace jitckpt::seen {
 // other. A Python function: nullptr with an exception set where memory or the stack is exhausted.
 PyObject* plain_copy(PyObject*, PyObject* value);
 
-// Whether two dicts have the same keys, and of each that is not in a set the same value: a number, a text,
-// None or a tuple of such. Of any other, a list, say, which may have changed in its place: no. A Python
-// function of three arguments.
+// Whether the dicts in two lists of lists have the same keys, and of each that is not in a set the same
+// value: a number, a text, None or a tuple of such. Of any other, a list, say, which may have changed in its
+// place: no. A Python function of three arguments.
 PyObject* same_settings(PyObject*, PyObject* args);
+
+// Of an optimizer's parameter groups what they say beside their parameters, in new dicts, and how many of
+// these there are; None if they are no plain dicts with lists. A Python function.
+PyObject* settings_of(PyObject*, PyObject* groups);
 
 }  // namespace jitckpt::seen

@@ -8,11 +8,13 @@
 #include <deque>
 #include <string>
 #include <tuple>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "seen/calls.h"
 #include "seen/dlpack.h"
+#include "seen/exits.h"
 #include "seen/living.h"
 #include "seen/plain.h"
 #include "seen/sealed.h"
@@ -69,9 +71,21 @@ struct Seen {
   Looks* looks;
   std::deque<Entry>* entries;
   bool has_ended;
+  uint8_t
+      kinds;  // a bit for each kind of which there are looks: the others need not be fetched into the caches
 };
 
 Seen* seen_of(PyObject* self) { return reinterpret_cast<Seen*>(self); }
+
+template <class Look, class... Kinds>
+constexpr uint8_t bit_in(const InKinds<Kinds...>*) {
+  uint8_t bit = 1;
+  ((std::is_same_v<Look, Kinds> ? false : (bit = static_cast<uint8_t>(bit << 1U), true)) && ...);
+  return bit;
+}
+
+template <class Look>
+constexpr uint8_t kBitOf = bit_in<Look>(static_cast<const Looks*>(nullptr));
 
 const char* data_of(const dlpack::Tensor& tensor) {
   return static_cast<const char*>(tensor.data) + tensor.byte_offset;
@@ -165,7 +179,12 @@ void prefetch_objects(const Attribute& seen) { prefetch(seen.object); }
 void prefetch_objects(const Dict& seen) { prefetch(&reinterpret_cast<PyDictObject*>(seen.dict)->ma_keys); }
 void prefetch_objects(const Size& seen) { prefetch(seen.container); }
 void prefetch_objects(const Place& seen) { prefetch(seen.tensor); }
-void prefetch_objects(const Memory& seen) { prefetch(seen.address); }
+void prefetch_objects(const Memory& seen) {
+  prefetch(seen.address);
+  prefetch(seen.address + seen.bytes.size() - 1);
+  prefetch(seen.bytes.data());
+  prefetch(seen.bytes.data() + seen.bytes.size() - 1);
+}
 
 template <class Look>
 void prefetch_contents(const Look&) {}
@@ -189,12 +208,53 @@ int are_same(const std::deque<Look>& looks, const Seen& of) {
   return 1;
 }
 
+// The same of those of one kind.
+template <class Look>
 int are_same(const Seen& seen) {
-  if (seen.has_ended) return 0;
+  return (seen.kinds & kBitOf<Look>) == 0 ? 1 : are_same(std::get<std::deque<Look>>(*seen.looks), seen);
+}
+
+template <class... Kinds>
+int are_all_kinds_same(const Seen& seen, const InKinds<Kinds...>*) {
   int result = 1;
-  std::apply([&](const auto&... kind) { ((result = are_same(kind, seen), result == 1) && ...); },
-             *seen.looks);
+  ((result = are_same<Kinds>(seen), result == 1) && ...);
   return result;
+}
+
+int are_same(const Seen& seen) {
+  return seen.has_ended ? 0 : are_all_kinds_same(seen, static_cast<const Looks*>(nullptr));
+}
+
+// Calls `visit` with those of each kind of which there are some.
+template <class Visit, class... Kinds>
+void for_each_kind(const Seen& seen, const Visit& visit, const InKinds<Kinds...>*) {
+  (((seen.kinds & kBitOf<Kinds>) != 0 ? visit(std::get<std::deque<Kinds>>(*seen.looks)) : void()), ...);
+}
+
+template <class Visit>
+void for_each_kind(const Seen& seen, const Visit& visit) {
+  for_each_kind(seen, visit, static_cast<const Looks*>(nullptr));
+}
+
+// Of several that are to be compared: most have few looks, so what these need is asked for of all of them
+// before it is of use to one.
+void prefetch_looks(PyObject* const* several, Py_ssize_t count) {
+  constexpr size_t at_most = 32;  // of a kind; those of many are fetched as they are compared
+  const auto for_each_look = [&](const auto& visit) {
+    for (Py_ssize_t index = 0; index < count; ++index)
+      for_each_kind(*seen_of(several[index]), [&](const auto& looks) {
+        for (size_t number = 0; number < std::min(looks.size(), at_most); ++number) visit(looks[number]);
+      });
+  };
+  for (Py_ssize_t index = 0; index < count; ++index)
+    for_each_kind(*seen_of(several[index]), [](const auto& looks) {
+      prefetch(&looks);
+      prefetch(reinterpret_cast<const char*>(&looks + 1) - 1);
+    });
+  for (Py_ssize_t index = 0; index < count; ++index)
+    for_each_kind(*seen_of(several[index]), [](const auto& looks) { prefetch(&looks.front()); });
+  for_each_look([](const auto& look) { prefetch_objects(look); });
+  for_each_look([](const auto& look) { prefetch_contents(look); });
 }
 
 // How torch tells where a tensor lies; null with an exception set.
@@ -219,6 +279,7 @@ PyObject* keep(PyObject* self, std::initializer_list<PyObject*> objects, Look lo
     if (object != nullptr && PyList_Append(seen_of(self)->held, object) != 0) return nullptr;
   try {
     std::get<std::deque<Look>>(*seen_of(self)->looks).push_back(std::move(look));
+    seen_of(self)->kinds |= kBitOf<Look>;
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
   }
@@ -247,6 +308,7 @@ PyObject* keep_of_dict(PyObject* self, std::initializer_list<PyObject*> objects,
     if (dicts.empty() || dicts.back().dict != dict || dicts.back().size != kAnySize)
       dicts.push_back({dict, entries.size(), entries.size(), kAnySize, nullptr, 0});
     dicts.back().version = 0;
+    seen_of(self)->kinds |= kBitOf<Dict>;
     add(dicts.back(), entries);
   } catch (const std::bad_alloc&) {
     return PyErr_NoMemory();
@@ -451,6 +513,7 @@ int traverse(PyObject* self, visitproc visit, void* arg) {
 }
 
 int clear(PyObject* self) {
+  seen_of(self)->kinds = 0;
   if (seen_of(self)->looks != nullptr) *seen_of(self)->looks = {};
   if (seen_of(self)->entries != nullptr) seen_of(self)->entries->clear();
   Py_CLEAR(seen_of(self)->held);
@@ -489,26 +552,68 @@ PyType_Slot kSlots[] = {{Py_tp_new, reinterpret_cast<void*>(make)},
                         {0, nullptr}};
 PyType_Spec kSpec = {"jitckpt._seen.Seen", sizeof(Seen), 0, Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC, kSlots};
 
+// As is_same of one.
+int are_all_same(PyObject* several) {
+  PyObject* const* const items = PySequence_Fast_ITEMS(several);
+  const Py_ssize_t count = PyTuple_GET_SIZE(several);
+  for (Py_ssize_t index = 0; index < count; ++index) prefetch(items[index]);
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (Py_TYPE(items[index])->tp_dealloc != deallocate) {
+      PyErr_Format(PyExc_TypeError, "a tuple of Seen is needed");
+      return -1;
+    }
+  prefetch_looks(items, count);
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (const int result = are_same(*seen_of(items[index])); result != 1) return result;
+  return 1;
+}
+
 PyObject* all_same(PyObject*, PyObject* several) {
   if (PyTuple_Check(several) == 0) return PyErr_Format(PyExc_TypeError, "all_same() takes a tuple");
-  for (Py_ssize_t index = 0; index < PyTuple_GET_SIZE(several); ++index) {
-    PyObject* one = PyTuple_GET_ITEM(several, index);
-    if (Py_TYPE(one)->tp_dealloc != deallocate)
-      return PyErr_Format(PyExc_TypeError, "all_same() takes a tuple of Seen");
-    if (const int result = are_same(*seen_of(one)); result != 1)
-      return result < 0 ? nullptr : Py_NewRef(Py_False);
+  const int result = are_all_same(several);
+  return result < 0 ? nullptr : PyBool_FromLong(result);
+}
+
+PyObject* gone_on(PyObject*, PyObject* args) {
+  PyObject *looks, *going_on, *known;
+  if (PyArg_ParseTuple(args, "O!O!O!:gone_on", &PyTuple_Type, &looks, &PyTuple_Type, &going_on, &PyDict_Type,
+                       &known) == 0)
+    return nullptr;
+  if (const int result = are_all_same(looks); result != 1) return result < 0 ? nullptr : Py_NewRef(Py_None);
+  PyObject* const found = PyList_New(0);
+  for (Py_ssize_t index = 0; found != nullptr && index < PyTuple_GET_SIZE(going_on); ++index) {
+    PyObject *name = nullptr, *read = nullptr;
+    bool is_told = PyArg_ParseTuple(PyTuple_GET_ITEM(going_on, index), "OO", &name, &read) != 0;
+    PyObject* const now = is_told ? PyObject_CallNoArgs(read) : nullptr;
+    PyObject* const before = now == nullptr ? nullptr : PyDict_GetItemWithError(known, name);
+    const int is_same = before == nullptr ? 0 : PyObject_RichCompareBool(now, before, Py_EQ);
+    is_told = now != nullptr && is_same >= 0 && PyErr_Occurred() == nullptr;
+    if (is_told && is_same == 0) {
+      PyObject* const pair = PyTuple_Pack(2, name, now);
+      is_told = pair != nullptr && PyList_Append(found, pair) == 0;
+      Py_XDECREF(pair);
+    }
+    Py_XDECREF(now);
+    if (is_told) continue;
+    Py_DECREF(found);
+    return nullptr;
   }
-  Py_RETURN_TRUE;
+  return found;
 }
 
 PyMethodDef kFunctions[] = {
     {"all_same", all_same, METH_O, "Whether all that each Seen of a tuple has looked at is the same."},
     {"call_if_none", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(jitckpt::seen::call_if_none)),
      METH_FASTCALL | METH_KEYWORDS, "Call one of two functions, by what a third one answers."},
+    {"call_native", reinterpret_cast<PyCFunction>(reinterpret_cast<void (*)()>(jitckpt::seen::call_native)),
+     METH_FASTCALL, "Call a C function with numbers."},
+    {"gone_on", gone_on, METH_VARARGS,
+     "What is told of that which goes on, if it is other than known, and all else the same; else None."},
     {"numbers", numbers, METH_O, "The bytes of tensors of one number each, one behind the other."},
     {"plain_copy", jitckpt::seen::plain_copy, METH_O, "A copy of a value that is plain; None of any other."},
     {"same_settings", jitckpt::seen::same_settings, METH_VARARGS,
-     "Whether plain values of two dicts are the same, but for some keys'."},
+     "Whether plain values of dicts are the same, but for some keys'."},
+    {"settings_of", jitckpt::seen::settings_of, METH_O, "What parameter groups say beside their parameters."},
     {"living", jitckpt::seen::living, METH_O, "The living objects of some types."},
     {"living_tuples", jitckpt::seen::living_tuples, METH_O, "Id, length and first element of living tuples."},
     {"write_sealed", jitckpt::seen::write_sealed, METH_VARARGS,
@@ -530,12 +635,13 @@ PyModuleDef kModule = {.m_base = PyModuleDef_HEAD_INIT,
 
 PyMODINIT_FUNC PyInit__seen() {
   PyObject* module = PyModule_Create(&kModule);
-  PyObject* type = PyType_FromSpec(&kSpec);
-  if (module == nullptr || type == nullptr || PyModule_AddObjectRef(module, "Seen", type) != 0) {
-    Py_XDECREF(type);
-    Py_XDECREF(module);
-    return nullptr;
-  }
-  Py_DECREF(type);
+  PyObject* seen = PyType_FromSpec(&kSpec);
+  PyObject* exit = jitckpt::seen::exit_type();
+  const bool is_made = module != nullptr && seen != nullptr && exit != nullptr &&
+                       PyModule_AddObjectRef(module, "Seen", seen) == 0 &&
+                       PyModule_AddObjectRef(module, "Exit", exit) == 0;
+  Py_XDECREF(seen);
+  Py_XDECREF(exit);
+  if (!is_made) Py_CLEAR(module);
   return module;
 }

@@ -1,8 +1,11 @@
 // jitckpt._tensors: what torch says of thousands of tensors, in one call. Plain tensors are read where torch
 // keeps them; what is said of any other is what torch's own interface says. Built with one torch, it knows no
 // other: see state/tensors_seen.py.
+#include <ATen/cuda/CUDAGeneratorImpl.h>
 #include <c10/core/impl/COWDeleter.h>
+#include <torch/csrc/Generator.h>
 #include <torch/csrc/autograd/python_variable.h>
+#include <torch/csrc/autograd/variable.h>
 #include <torch/version.h>
 
 #include <algorithm>
@@ -81,16 +84,39 @@ void prefetch(PyObject* const* objects, Py_ssize_t count) {
   }
 }
 
+// What torch keeps of a tensor's gradient, if it keeps anything.
+const torch::autograd::AutogradMeta* gradient_of(PyObject* object) {
+  if (!THPVariable_CheckExact(object)) return nullptr;
+  const at::Tensor& tensor = THPVariable_Unpack(object);
+  return tensor.defined() ? torch::autograd::impl::get_autograd_meta(tensor) : nullptr;
+}
+
+// The same for what is asked of their gradients.
+void prefetch_gradients(PyObject* const* objects, Py_ssize_t count) {
+  for (Py_ssize_t index = 0; index < count; ++index) prefetch(objects[index]);
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (THPVariable_CheckExact(objects[index]))
+      prefetch(&THPVariable_Unpack(objects[index]).unsafeGetTensorImpl()->unsafe_storage());
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (const auto* const meta = gradient_of(objects[index])) {
+      prefetch(meta);
+      prefetch(&meta->grad_);
+    }
+  for (Py_ssize_t index = 0; index < count; ++index)
+    if (const auto* const meta = gradient_of(objects[index]))
+      prefetch(reinterpret_cast<const char*>(meta->grad_.unsafeGetTensorImpl() + 1) - 1);
+}
+
 // Calls `visit` with each of a tuple's objects and its number while it returns true; returns whether all
 // have. It may run any Python.
-template <class Visit>
+template <void (*Prefetch)(PyObject* const*, Py_ssize_t) = prefetch, class Visit>
 bool all_of(PyObject* objects, const Visit& visit) {
   constexpr Py_ssize_t at_a_time = 32;
   PyObject* const* const items = PySequence_Fast_ITEMS(objects);
   const Py_ssize_t count = PyTuple_GET_SIZE(objects);
   for (Py_ssize_t begin = 0; begin < count; begin += at_a_time) {
     const Py_ssize_t end = std::min(count, begin + at_a_time);
-    prefetch(items + begin, end - begin);
+    Prefetch(items + begin, end - begin);
     for (Py_ssize_t index = begin; index < end; ++index)
       if (!visit(items[index], index)) return false;
   }
@@ -177,11 +203,12 @@ PyObject* changed(PyObject* self, PyObject*) {
 }
 
 // The bytes that `append` writes for each of a tuple's objects; it returns false with a Python exception set.
-template <class Append>
+template <void (*Prefetch)(PyObject* const*, Py_ssize_t) = prefetch, class Append>
 PyObject* bytes_of(PyObject* objects, const Append& append) {
   return answered([&]() -> PyObject* {
     std::string bytes;
-    if (!all_of(objects, [&](PyObject* object, Py_ssize_t) { return append(object, bytes); })) return nullptr;
+    if (!all_of<Prefetch>(objects, [&](PyObject* object, Py_ssize_t) { return append(object, bytes); }))
+      return nullptr;
     return PyBytes_FromStringAndSize(bytes.data(), static_cast<Py_ssize_t>(bytes.size()));
   });
 }
@@ -227,7 +254,7 @@ PyObject* gradients_there(PyObject*, PyObject* tensors) {
     if (!gradient.defined()) return 0;
     return gradient.layout() == c10::kSparse ? 2 : 1;
   };
-  return bytes_of(tensors, [&](PyObject* object, std::string& bytes) {
+  return bytes_of<prefetch_gradients>(tensors, [&](PyObject* object, std::string& bytes) {
     if (const c10::TensorImpl* const tensor = plain(object)) {
       bytes.push_back(kind_of(tensor->grad()));
       return true;
@@ -237,6 +264,49 @@ PyObject* gradients_there(PyObject*, PyObject* tensors) {
     bytes.push_back(THPVariable_Check(gradient) ? kind_of(THPVariable_Unpack(gradient)) : 0);
     Py_DECREF(gradient);
     return true;
+  });
+}
+
+// Where a GPU's generator keeps how far it has come: whoever asks it by its own functions has the device
+// asked, too, whether it is captured. The language lets one name a private member so.
+template <auto Member>
+struct StateOf {
+  friend const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator) {
+    return *(generator.*Member);
+  }
+};
+template struct StateOf<&at::CUDAGeneratorImpl::state_>;
+const at::CUDAGeneratorState& state_of(const at::CUDAGeneratorImpl& generator);
+
+PyObject* drawn(PyObject*, PyObject* object) {
+  if (PyObject_IsInstance(object, THPGeneratorClass) != 1)
+    return PyErr_Occurred() != nullptr ? nullptr : PyErr_Format(PyExc_TypeError, "drawn() takes a generator");
+  const at::Generator& generator = reinterpret_cast<const THPGenerator*>(object)->cdata;
+  if (!generator.defined() || generator.device().type() != c10::DeviceType::CUDA) Py_RETURN_NONE;
+  const at::CUDAGeneratorState& state =
+      state_of(static_cast<const at::CUDAGeneratorImpl&>(*generator.unsafeGetGeneratorImpl()));
+  const uint64_t numbers[] = {state.seed_, state.philox_offset_per_thread_};
+  return PyBytes_FromStringAndSize(reinterpret_cast<const char*>(numbers), sizeof numbers);
+}
+
+PyObject* numbers(PyObject*, PyObject* args) {
+  PyObject *tensors, *numbers_of;
+  if (PyArg_ParseTuple(args, "O!O:numbers", &PyTuple_Type, &tensors, &numbers_of) == 0) return nullptr;
+  return bytes_of(tensors, [&](PyObject* object, std::string& bytes) {
+    const c10::TensorImpl* const tensor = plain(object);
+    if (tensor != nullptr && tensor->dim() == 0 && tensor->device().is_cpu()) {
+      bytes.append(reinterpret_cast<const char*>(address_of(*tensor)), tensor->itemsize());
+      return true;
+    }
+    PyObject* const list = PyList_New(1);
+    if (list == nullptr) return false;
+    PyList_SET_ITEM(list, 0, Py_NewRef(object));
+    PyObject* const found = PyObject_CallOneArg(numbers_of, list);
+    Py_DECREF(list);
+    if (found != nullptr && PyBytes_Check(found))
+      bytes.append(PyBytes_AS_STRING(found), static_cast<size_t>(PyBytes_GET_SIZE(found)));
+    Py_XDECREF(found);
+    return found != nullptr;
   });
 }
 
@@ -302,6 +372,10 @@ PyMethodDef kFunctions[] = {
      "Whether each tensor of a tuple requires gradients, a byte each."},
     {"gradients_there", gradients_there, METH_O,
      "Whether each tensor of a tuple has no gradient (0), a sparse one (2) or another (1), a byte each."},
+    {"drawn", drawn, METH_O,
+     "Of a GPU's generator its seed and how far it has come, 64 bits each; None of any other."},
+    {"numbers", numbers, METH_VARARGS,
+     "The bytes of tensors of one number each, on the host, one behind the other."},
     {"fetch", fetch, METH_O,
      "Have what tells of the tensors of a tuple, and their first values, in the caches."},
     {nullptr, nullptr, 0, nullptr}};

@@ -5,7 +5,8 @@
 Agents in this process on the loopback network, one rank each: replicas of a state of `--mib`, of which each
 has its part in memory after three steps. Some hosts lose all of it. Measured is until each host has got all
 parts, has decoded what was lost, and has put them together. Beside it: each host reads one save of the whole
-from a directory, with its checksum, which stands for a shared one; nothing of it is in the page cache then.
+from a directory of this machine, with its checksum; nothing of it is in the page cache then. The same over
+links, and beside a directory on a file server: shared_directory.py.
 """
 
 import argparse
@@ -17,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import torch
-from memory_parity import Agents, seconds
+from memory_parity import Agent, Agents, seconds
 
 from jitckpt.decisions.memory_wanted import tier
 from jitckpt.encoding import tensor_file
@@ -36,17 +37,26 @@ WAYS = {
 }
 
 
+def cut_of(rank: int, count: int, size: int) -> Cut:
+    """Return which part a rank has of a state that is cut into so many, each of so many bytes."""
+    return Cut(list(range(count)), {"all": ([count * size], rank * size)})
+
+
+def check_whole(agent: Agent) -> None:
+    """Raises SystemExit where a host has not put the state together."""
+    if agent.tier.whole(agent.rank) is None:
+        raise SystemExit(f"host {agent.rank} has not got all parts")
+
+
 class Replicas(Agents):
     """Agents whose ranks hold the same, cut among them."""
 
     def cut(self, rank: int) -> Cut:
-        count = len(self.tiers)
-        return Cut(list(range(count)), {"all": ([count * self._size], rank * self._size)})
+        return cut_of(rank, len(self.all), self._size)
 
     def get(self, host: int) -> None:
         super().get(host)
-        if self.tiers[host].whole(host) is None:
-            raise SystemExit(f"host {host} has not got all parts")
+        check_whole(self.all[host])
 
 
 def from_memory(way: str, size: int) -> float:
@@ -63,15 +73,21 @@ def from_memory(way: str, size: int) -> float:
             agents.close()
 
 
+def saved(folder: Path, count: int, size: int) -> Path:
+    """Write a save of a state that so many ranks have; return its folder."""
+    identity = Identity("job", "f", count, 0, 0, 1)
+    with SaveFolder(folder, identity, STEPS, "rank", "builtin") as save:
+        save.add_tensors(layout.TENSORS_FILE, {"all": torch.empty(size, dtype=torch.uint8)})
+        save.add_json(layout.STATE_FILE, {})
+        path, _ = save.commit()
+    return path
+
+
 def from_files(way: str, size: int) -> float:
     """Return the seconds until all hosts have read it from a directory."""
     count, _, _ = WAYS[way]
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        identity = Identity("job", "f", count, 0, 0, 1)
-        with SaveFolder(Path(folder), identity, STEPS, "rank", "builtin") as save:
-            save.add_tensors(layout.TENSORS_FILE, {"all": torch.empty(size, dtype=torch.uint8)})
-            save.add_json(layout.STATE_FILE, {})
-            path, _ = save.commit()
+        path = saved(Path(folder), count, size)
         for file in path.iterdir():
             descriptor = os.open(file, os.O_RDONLY)
             os.fsync(descriptor)

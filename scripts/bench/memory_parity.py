@@ -11,10 +11,11 @@ host's memory is what its memfds take; then it loses all, and gets the shard bac
 import argparse
 import json
 import os
+import socket
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -88,54 +89,126 @@ def exclusive_or(size: int, runs: int) -> dict[str, float]:
     return found
 
 
+class Agent:
+    """An agent with one of `count` ranks, each with a shard of so many bytes."""
+
+    def __init__(self, job: str, wanted: Wanted, rank: int, count: int, size: int) -> None:
+        self.tier = MemoryTier(wanted, job, EventLog())
+        self.rank, self._count, self._size = rank, count, size
+        self.hosts: Hosts | None = None
+        self._protection: MemoryProtection | None = None
+
+    def listen(self, known: Sequence[Host], listener: socket.socket) -> None:
+        """Be one of these hosts, from now on."""
+        self.end()
+        self.hosts = Hosts(self.rank, known, listener, b"secret", 60.0)
+        self.tier.answer_others(self.hosts)
+
+    def connect(self) -> None:
+        """Connect to all others, which listen."""
+        assert self.hosts is not None
+        self.hosts.connect(60.0)
+
+    def protect(self) -> None:
+        """Begin to send snapshots; all are connected."""
+        assert self.hosts is not None
+        given = {self.rank: self.tier.given(self.rank)}
+        self._protection = MemoryProtection(self.tier, given, self.hosts, EventLog())
+
+    def write(self, step: int, cut: shard.Cut | None) -> None:
+        """Write a snapshot, as its rank does. cut: which part of the replicas' state it is."""
+        descriptor, slot = self.tier.memory.of(self.rank), step % 2
+        host_memory.unseal(descriptor, slot)
+        data = torch.randint(0, 256, (self._size,), dtype=torch.uint8).numpy().data
+        host_memory.write(descriptor, data, host_memory.data_place(slot))
+        window = chunks.window(descriptor, host_memory.data_place(slot), self._size)
+        checksums = [one.hex() for one in chunks.digests(window)]
+        identity = Identity("job", "f", self._count, self.rank, self.rank, self._count)
+        all_of_it = {"all": ("uint8", [self._size], 0)}
+        index = shard.Index(identity, step, "a", 0.0, checksums, all_of_it, self._size, {}, cut).encode()
+        host_memory.seal(descriptor, slot, index, shard.seal_of(index, step, self._size))
+        host_memory.put_word(descriptor, host_memory.READY, 1)
+
+    def turn(self) -> None:
+        """Send and hear what there is."""
+        assert self.hosts is not None
+        assert self._protection is not None
+        self._protection.look()
+        for arrived in self.hosts.take():
+            if isinstance(arrived, Arrived) and isinstance(arrived.message, OF_MEMORY):
+                self._protection.hear(arrived.host, arrived.message)
+
+    @property
+    def is_protected(self) -> bool:
+        return self._protection is not None
+
+    @property
+    def has_lost_hosts(self) -> bool:
+        return self.hosts is not None and bool(self.hosts.lost)
+
+    def has_safe(self, step: int) -> bool:
+        assert self._protection is not None
+        return self._protection.safe == step
+
+    def lose(self) -> None:
+        """Lose all that memory has."""
+        self.tier.memory.close()
+        if self.tier.parity is not None:
+            self.tier.parity.parities.close()
+
+    def get(self) -> None:
+        """Get what its rank needs."""
+        assert self.hosts is not None
+        self.tier.gather(self.hosts)
+
+    def memory(self) -> int:
+        """Return the bytes that its memory takes."""
+        parity = 0 if self.tier.parity is None else self.tier.parity.parities.taken()
+        return self.tier.memory.taken() + parity
+
+    def end(self) -> None:
+        """Be no host any more; what is in memory stays."""
+        if self._protection is not None:
+            self._protection.stop()
+        if self.hosts is not None:
+            self.hosts.close()
+        self._protection = self.hosts = None
+
+    def close(self) -> None:
+        self.end()
+        self.tier.close(end=True)
+
+
 class Agents:
     """So many agents in this process, each with one rank, whose shard has so many bytes."""
 
     def __init__(self, job: str, wanted: Wanted, count: int, size: int) -> None:
-        self.tiers = [MemoryTier(wanted, job, EventLog()) for _ in range(count)]
+        self.all = [Agent(job, wanted, rank, count, size) for rank in range(count)]
         self._size = size
-        self._hosts: list[Hosts] = []
-        self._protections: list[MemoryProtection] = []
         self.meet()
 
     def meet(self) -> None:
-        self._end()
-        listeners = [connections.listen(HERE) for _ in self.tiers]
+        for agent in self.all:
+            agent.end()
+        listeners = [connections.listen(HERE) for _ in self.all]
         known = [Host(HERE, one.getsockname()[1], (i,), 0) for i, one in enumerate(listeners)]
-        self._hosts = [Hosts(i, known, one, b"secret", 60.0) for i, one in enumerate(listeners)]
-        for tier, met in zip(self.tiers, self._hosts, strict=True):
-            tier.answer_others(met)
-        with ThreadPoolExecutor(len(self._hosts)) as pool:
-            list(pool.map(lambda met: met.connect(60.0), self._hosts))
-        self._protections = [
-            MemoryProtection(tier, {rank: tier.given(rank)}, met, EventLog())
-            for rank, (tier, met) in enumerate(zip(self.tiers, self._hosts, strict=True))
-        ]
+        for agent, listener in zip(self.all, listeners, strict=True):
+            agent.listen(known, listener)
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            list(pool.map(Agent.connect, self.all))
+        for agent in self.all:
+            agent.protect()
 
     def make(self, step: int) -> None:
         """Have every rank make a snapshot, and wait until it is safe."""
-        for rank, tier in enumerate(self.tiers):
-            descriptor, slot = tier.memory.of(rank), step % 2
-            host_memory.unseal(descriptor, slot)
-            data = torch.randint(0, 256, (self._size,), dtype=torch.uint8).numpy().data
-            host_memory.write(descriptor, data, host_memory.data_place(slot))
-            window = chunks.window(descriptor, host_memory.data_place(slot), self._size)
-            checksums = [one.hex() for one in chunks.digests(window)]
-            identity = Identity("job", "f", len(self.tiers), rank, rank, len(self.tiers))
-            all_of_it = {"all": ("uint8", [self._size], 0)}
-            cut = self.cut(rank)
-            index = shard.Index(identity, step, "a", 0.0, checksums, all_of_it, self._size, {}, cut).encode()
-            host_memory.seal(descriptor, slot, index, shard.seal_of(index, step, self._size))
-            host_memory.put_word(descriptor, host_memory.READY, 1)
+        for agent in self.all:
+            agent.write(step, self.cut(agent.rank))
         end = time.monotonic() + LIMIT
-        while any(one.safe != step for one in self._protections):
+        while not all(agent.has_safe(step) for agent in self.all):
             if time.monotonic() > end:
                 raise SystemExit(f"step {step} is not safe after {LIMIT:g} s")
-            for met, protection in zip(self._hosts, self._protections, strict=True):
-                protection.look()
-                for arrived in met.take():
-                    if isinstance(arrived, Arrived) and isinstance(arrived.message, OF_MEMORY):
-                        protection.hear(arrived.host, arrived.message)
+            for agent in self.all:
+                agent.turn()
             time.sleep(0.001)
 
     def cut(self, rank: int) -> shard.Cut | None:
@@ -144,35 +217,28 @@ class Agents:
 
     def memory(self) -> float:
         """Return the bytes that a host's memory takes, the mean over the hosts."""
-        parities = [tier.parity.parities.taken() for tier in self.tiers if tier.parity is not None]
-        return (sum(tier.memory.taken() for tier in self.tiers) + sum(parities)) / len(self.tiers)
+        return statistics.mean(agent.memory() for agent in self.all)
 
     def restored(self, lost: int = 1) -> float:
         """Take all from the last hosts; return the seconds in which all have what they need."""
-        for tier in self.tiers[-lost:]:
-            tier.memory.close()
-            if tier.parity is not None:
-                tier.parity.parities.close()
+        for agent in self.all[-lost:]:
+            agent.lose()
         self.meet()
-        with ThreadPoolExecutor(len(self._hosts)) as pool:
-            took = seconds(lambda: list(pool.map(self.get, range(len(self.tiers)))))
-        host_memory.check(self.tiers[-1].memory.of(len(self.tiers) - 1), STEPS)
+        with ThreadPoolExecutor(len(self.all)) as pool:
+            took = seconds(lambda: list(pool.map(self.get, range(len(self.all)))))
+        last = self.all[-1]
+        host_memory.check(last.tier.memory.of(last.rank), STEPS)
         return took
 
     def get(self, host: int) -> None:
         """Have a host get what its rank needs."""
-        self.tiers[host].gather(self._hosts[host])
+        self.all[host].get()
 
     def close(self) -> None:
-        self._end()
-        for tier in self.tiers:
-            tier.close(end=True)
-
-    def _end(self) -> None:
-        for protection in self._protections:
-            protection.stop()
-        for met in self._hosts:
-            met.close()
+        for agent in self.all:
+            agent.end()
+        for agent in self.all:
+            agent.tier.close(end=True)
 
 
 def sent() -> int:

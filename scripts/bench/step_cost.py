@@ -15,8 +15,7 @@ import json
 import statistics
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -26,12 +25,11 @@ import torch
 from gpt_training import GptTraining
 from rich.console import Console
 from rich.table import Table
+from step_time import Hooks
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 import jitckpt
-from jitckpt.worker.job import Job
 
-HOOKS = ("minibatch_begun", "forward_ended", "step_begun", "step_ended")
 WARM_UP_TURNS = 2
 ROUNDS = 20
 
@@ -79,18 +77,6 @@ class Training:
             self._optimizer.zero_grad()
             self._step += 1
         torch.cuda.synchronize()
-
-
-@contextmanager
-def without_hooks(job: Job) -> Iterator[None]:
-    """Let the hooks do nothing; that they are called stays."""
-    for name in HOOKS:
-        setattr(job, name, lambda step: None)
-    try:
-        yield
-    finally:
-        for name in HOOKS:
-            delattr(job, name)
 
 
 def cost(call: Callable[[], object], repeats: int) -> dict[str, float]:
@@ -147,14 +133,12 @@ def parts(training: Training, repeats: int) -> dict[str, dict[str, float]]:
 def compare(training: Training, turns: int, steps: int) -> dict[str, dict[str, dict[str, float]]]:
     """Return, with and without hooks, what each thread takes of a step: microseconds, and sleeps."""
     seen: dict[str, list[dict[str, dict[str, float]]]] = {"with": [], "without": []}
+    hooks = Hooks(training.job)
     for turn in range(WARM_UP_TURNS + turns):
         for way in sorted(seen, reverse=turn % 2 == 1):
             before = Threads.now()
-            if way == "with":
-                training.make(steps)
-            else:
-                with without_hooks(training.job):
-                    training.make(steps)
+            hooks.put_back() if way == "with" else hooks.take_away()
+            training.make(steps)
             after = Threads.now()
             microseconds = {
                 name: (seconds - before.seconds[name]) / steps * 1e6
@@ -163,6 +147,7 @@ def compare(training: Training, turns: int, steps: int) -> dict[str, dict[str, d
             sleeps = {name: (count - before.sleeps[name]) / steps for name, count in after.sleeps.items()}
             if turn >= WARM_UP_TURNS:
                 seen[way].append({"microseconds": microseconds, "sleeps": sleeps})
+    hooks.put_back()
     names = {name for turns_ in seen.values() for one in turns_ for name in one["microseconds"]}
     return {
         way: {

@@ -49,7 +49,7 @@ def median_seconds(parameters: int, steps: int) -> dict[bool, float]:
     for is_known in (True, False):
         tensors_seen.is_known_torch = is_known
         watching[is_known] = OutsideChanges(cast(Mirror, None), print)
-        watching[is_known].begins(0, state.memory)
+        watching[is_known].begins(0, [state.memory])
     taken: dict[bool, list[float]] = {True: [], False: []}
     for step in range(1, steps + 1):
         for is_known, outside in watching.items():

@@ -37,6 +37,7 @@ NOT_RUN = {
     "jitckpt run --standalone --nproc-per-node 2 finetune.py": "stands for a program of a framework "
     "(tests/frameworks)",
     "mkdocs serve": "serves until it is ended; scripts/test builds the site",
+    "setpriv --reuid": "needs root (tests/end_to_end/test_moves_without_root.py)",
     "pgrep -fa": "looks for a job that runs meanwhile",
     "grep memfd:": "PID stands for a number",
     "jitckpt chaos": "needs a job that runs meanwhile (tests/softgpu/test_faults.py)",

@@ -44,11 +44,12 @@ START = spare_template._start
 
 
 def python_path() -> str:
-    """Return the PYTHONPATH with this folder first; the rest stays, so that one jitckpt is tested.
+    """Return the PYTHONPATH with this folder and that of all tests first; one jitckpt is tested as before.
 
     And with what makes the import of torch quicker, of which most of a small job's time is.
     """
-    ours = [str(Path(__file__).parent), str(Path(__file__).parents[2] / "scripts" / "campaign_start")]
+    ours = [str(Path(__file__).parent), str(Path(__file__).parents[1])]
+    ours += [str(Path(__file__).parents[2] / "scripts" / "campaign_start")]
     return os.pathsep.join([*ours, os.environ.get("PYTHONPATH", "")]).rstrip(os.pathsep)
 
 
@@ -143,13 +144,17 @@ class ForkServers:
         network = ""
         if [*command[:3]] == ["ip", "netns", "exec"]:
             network, command = command[3], command[4:]
-        if [*command[:2]] == ["env", "-C"]:
-            folder, command = Path(command[2]), command[3:]
+        if command[0] == "env":
+            command = command[1:]
+            if command[0] == "-C":
+                folder, command = Path(command[1]), command[2:]
             first = next(place for place, word in enumerate(command) if "=" not in word)
             environment = {**environment, **dict(word.split("=", 1) for word in command[:first])}
             command = command[first:]
         runs = "run" in command or "torch.distributed.run" in command
         if command[0] != sys.executable or not runs or "cuda" in command:
+            return None
+        if any(word in command for word in BY_CRIU):
             return None
         if _of_tests_own(environment) != PLAIN:  # a library that blocks the disk, say
             return None
@@ -353,4 +358,6 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
     return (json.loads(data) if data else None), descriptors
 
 
+# Whose processes are written to files: with all that a server has loaded for any test these would be larger.
+BY_CRIU = ("--suspendable", "--snapshot-every", "--broken-device", "--standby")
 PLAIN = _of_tests_own(os.environ)

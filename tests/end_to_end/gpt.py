@@ -1,8 +1,8 @@
 """The small training that failures must not change."""
 
-import re
 from pathlib import Path
 
+from final_lines import finals
 from launcher import JITCKPT_RUN
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "train_gpt.py"
@@ -21,6 +21,4 @@ RUN = run_of(2)
 
 def digests(out: str, ranks: int = 2) -> list[str]:
     """Return what all ranks print of their final parameters and buffers."""
-    lines = sorted(line for line in out.splitlines() if re.match(r"rank \d: parameters ", line))
-    assert len(lines) == ranks, out
-    return lines
+    return finals(out, r"rank \d: parameters ", ranks)

@@ -1,13 +1,13 @@
 """The training that goes back to snapshots, on two hosts of a rank each."""
 
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 
 from criu_here import criu_of_this_machine
+from final_lines import finals
 from launcher import JITCKPT, Launcher, Result
 from namespaces import Namespaces
 from snapshot_job import EVERY, SCRIPT, STEPS, Job
@@ -92,7 +92,7 @@ class HostsJob(Job):
 
     @property
     def finals(self) -> list[str]:
-        return sorted(re.findall(r"^rank \d: .*$", "".join(one.out for one in self.results), re.MULTILINE))
+        return finals("".join(one.out for one in self.results))
 
     def events(self, name: str) -> list[Event]:
         if not (self.folder / events.FILE_NAME).exists():

@@ -73,6 +73,12 @@ class Launcher:
     def run(self, *command: str) -> Result:
         return self.finish(self.start(*command))
 
+    def succeed(self, *command: str) -> str:
+        """Run a command that must end well; return what it printed."""
+        result = self.run(*command)
+        assert result.status == 0, result.err
+        return result.out
+
     def finish(self, process: "subprocess.Popen[str]") -> Result:
         out, err = process.communicate(timeout=LIMIT)
         return Result(process.returncode, out, err)

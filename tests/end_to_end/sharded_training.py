@@ -2,7 +2,7 @@
 
 usage: sharded_training.py FORM... [--unprotected] [--save-every N] [--pause SECONDS] [--until-safe]
                            [--steps N] [--memory TIER] [--dies-in STEP] [--dies-with FILE] [--state FILE]
-                           [--stays-for FILE]
+                           [--stays-for FILE] [--counts FOLDER] [--waits-in STEP]
 
 Each rank prints a digest of what it holds in the end: parameters, optimizer state, random numbers.
 """
@@ -21,11 +21,18 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from coded import CodedMomentum, inner_of
 from torch import Tensor, nn
 from torch import distributed as dist
+from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, ShardingStrategy, fully_shard
+from torch.distributed.fsdp import (
+    FullyShardedDataParallel,
+    MixedPrecisionPolicy,
+    ShardingStrategy,
+    fully_shard,
+)
 from torch.distributed.fsdp.wrap import ModuleWrapPolicy
 from torch.distributed.optim import ZeroRedundancyOptimizer
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -81,8 +88,10 @@ def fsdp2() -> Training:
 
 
 def side_by_side() -> Training:
-    """The same with replicas that follow each other: ranks 0 and 1, and 2 and 3."""
-    return hybrid(DeviceMesh("cuda", [[0, 2], [1, 3]], mesh_dim_names=("replicate", "shard")))
+    """The same with replicas that follow each other: ranks 0 and 1, and 2 and 3; with six the first three."""
+    count = dist.get_world_size() // 2
+    ranks = [[rank, rank + count] for rank in range(count)]
+    return hybrid(DeviceMesh("cuda", ranks, mesh_dim_names=("replicate", "shard")))
 
 
 def hybrid(mesh: DeviceMesh) -> Training:
@@ -92,6 +101,26 @@ def hybrid(mesh: DeviceMesh) -> Training:
             fully_shard(layer, mesh=mesh)
     fully_shard(model, mesh=mesh)
     return simple(model, torch.optim.AdamW(model.parameters(), lr=0.01, amsgrad=True), dist.get_rank())
+
+
+def mixed() -> Training:
+    """The same with passes and sums of half precision, two micro-batches, and activations computed again."""
+    mesh = mesh_of(replicate=2, shard=2)
+    policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
+    model = body()
+    for number in (0, 2):  # each with what follows it: random numbers, too, are to be drawn as they were
+        part = checkpoint_wrapper(nn.Sequential(model[number], model[number + 1]))
+        fully_shard(part, mesh=mesh, mp_policy=policy)
+        model[number], model[number + 1] = part, nn.Identity()
+    whole = fully_shard(model, mesh=mesh, mp_policy=policy)
+
+    def backward(batch: Tensor, target: Tensor) -> None:
+        for micro, (inputs, wanted) in enumerate(zip(batch.chunk(2), target.chunk(2), strict=True)):
+            whole.set_requires_gradient_sync(micro == 1)
+            (loss(model(inputs).float(), wanted) / 2).backward()
+        nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+
+    return Training(model, [torch.optim.AdamW(model.parameters(), lr=0.01)], backward, dist.get_rank())
 
 
 def full() -> Training:
@@ -140,6 +169,26 @@ def kinds() -> Training:
     training = full()
     assert isinstance(training.model, nn.Sequential)
     training.model.append(Kinds())
+    return training
+
+
+def coded() -> Training:
+    """Shards and replicas as of fsdp2, and an optimizer whose state has codes and scales in DTensors."""
+    return with_codes(hybrid(mesh_of(replicate=2, shard=2)))
+
+
+def coded_full() -> Training:
+    """The same with as many shards as ranks."""
+    return with_codes(full())
+
+
+def coded_plain() -> Training:
+    """DDP, and the same optimizer."""
+    return with_codes(plain())
+
+
+def with_codes(training: Training) -> Training:
+    training.optimizers = [CodedMomentum(training.model.parameters())]
     return training
 
 
@@ -279,7 +328,20 @@ def plain() -> Training:
 FORMS = {
     one.__name__: one
     for one in (
-        *(replicated, plain, fsdp2, side_by_side, full, kinds, flat, narrow),
+        *(
+            replicated,
+            plain,
+            fsdp2,
+            side_by_side,
+            mixed,
+            full,
+            kinds,
+            coded,
+            coded_full,
+            coded_plain,
+            flat,
+            narrow,
+        ),
         *(fsdp1, tensor, pipeline, stages, three, zero),
     )
 }
@@ -307,16 +369,16 @@ def digest(training: Training) -> str:
     found = hashlib.sha256()
 
     def add(tensor: Tensor) -> None:
-        part = getattr(tensor, "_local_tensor", tensor).detach()
-        found.update(f"{part.dtype} {part.shape} {part.stride()}".encode())
-        found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+        for part in inner_of(tensor):
+            found.update(f"{part.dtype} {part.shape} {part.stride()}".encode())
+            found.update(part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
 
     for one in (*training.model.parameters(), *training.model.buffers()):
         add(one)
     for optimizer in training.optimizers:
         inner = getattr(optimizer, "optim", optimizer)
         for state in inner.state.values():
-            for value in state.values():
+            for _, value in sorted(state.items()):
                 if isinstance(value, Tensor):
                     add(value)
     add(torch.rand(3))
@@ -346,6 +408,16 @@ def die_with(file: Path, rank: int) -> None:
             mark.touch()
             os.kill(os.getpid(), signal.SIGKILL)
         time.sleep(0.001)
+
+
+def count(step: int, rank: int, options: argparse.Namespace) -> None:
+    """Note that a minibatch is made; in the middle of one wait, once, until the file "goes-on" is there."""
+    with (options.counts / f"rank-{rank}").open("a") as file:
+        file.write(f"{step}\n")
+    if step == options.waits_in:
+        (options.counts / f"waits-{rank}").touch()
+        while not (options.counts / "goes-on").exists():
+            time.sleep(0.001)
 
 
 def wait_for_saves(step: int) -> None:
@@ -385,6 +457,8 @@ def train(form: str, options: argparse.Namespace) -> None:
         batch, target = batches.next()
         time.sleep(options.pause)
         training.backward(batch, target)
+        if options.counts:
+            count(step + 1, rank, options)
         if (step + 1, rank) == (options.dies_in, 1):
             if options.save_every:
                 wait_for_saves(step // options.save_every * options.save_every)
@@ -416,6 +490,8 @@ def main() -> None:
     parser.add_argument("--pause", type=float, default=0.0, help="seconds in each minibatch")
     parser.add_argument("--stays-for", type=Path, metavar="FILE", help="make no last step before it is there")
     parser.add_argument("--until-safe", action="store_true", help="until the last one is in the memory tier")
+    parser.add_argument("--counts", type=Path, metavar="FOLDER", help="note each minibatch there")
+    parser.add_argument("--waits-in", type=int, metavar="STEP", help='until "goes-on" is there')
     options = parser.parse_args()
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")

@@ -2,12 +2,12 @@
 
 import contextlib
 import os
-import re
 import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+from final_lines import finals
 from launcher import JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import FILE_NAME, Event, read_events
@@ -156,7 +156,7 @@ class Job:
 
     @property
     def finals(self) -> list[str]:
-        return sorted(re.findall(r"^rank \d: .*$", self.result.out, re.MULTILINE))
+        return finals(self.result.out)
 
     @property
     def logs(self) -> list[str]:

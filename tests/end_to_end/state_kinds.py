@@ -14,19 +14,32 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from coded import Coded, CodedMomentum, inner_of
 from torch import Tensor, nn
+from torch.distributed import BuiltinCommHookType  # type: ignore[attr-defined]
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.checkpoint.state_dict import get_state_dict
+from torch.distributed.checkpoint.state_dict_saver import async_save, save
+from torch.distributed.checkpoint.stateful import Stateful
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import Shard, _random, distribute_tensor
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
 
 import jitckpt
 from jitckpt.bindings.interpose import Native
 
 STEPS, DIES = 12, 7
 KINDS: dict[str, Callable[["Training"], None]] = {}
+# With three ranks whose sums depend on where in a buffer a number lies.
+KINDS_OF_RINGS: dict[str, Callable[["Training"], None]] = {}
 
 
 class Training:
@@ -38,6 +51,8 @@ class Training:
         self.rank = dist.get_rank()
         self.net: nn.Module = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2)).cuda()
         self.ranks_reduce = False  # the model is no DDP: the script sums gradients up by itself
+        self.wrap: Callable[[nn.Module], nn.Module] = DistributedDataParallel
+        self.wraps_late = False  # behind jitckpt.init
         self.optimizer: Any = None
         self.given: Any = None  # as the optimizer, if that is another
         self.scheduler: Any = None
@@ -48,9 +63,11 @@ class Training:
         self.make_step: Callable[[Callable[[], Tensor]], object] = self.plain_step
         self.more: Callable[[], object] = lambda: None
         self.clear: Callable[[], object] = self.take_gradients_away  # at the top of an iteration
+        self.extra: Any = None
+        self.by_steps = False  # the loop is over job.steps
 
     def start(self) -> Iterator[int]:
-        self.model = self.net if self.ranks_reduce else DistributedDataParallel(self.net)
+        self.model = self.net if self.ranks_reduce or self.wraps_late else self.wrap(self.net)
         if self.optimizer is None:
             self.optimizer = torch.optim.Adam(self.net.parameters(), lr=0.01)
         first = 0
@@ -60,8 +77,13 @@ class Training:
                 model=self.model,
                 optimizer=self.given if self.given is not None else self.optimizer,
                 scheduler=self.scheduler,
+                extra=self.extra,
             )
             first = job.restore()
+            if self.by_steps:
+                return iter(job.steps(STEPS))
+        if self.wraps_late:
+            self.model = self.wrap(self.net)
         return iter(range(first, STEPS))
 
     @property
@@ -114,7 +136,9 @@ def digest(value: Any) -> str:
     content = hashlib.sha256()
 
     def add(one: Any) -> None:
-        if isinstance(one, Tensor):
+        if isinstance(one, Coded):
+            add([type(one), one.offset, *inner_of(one)])
+        elif isinstance(one, Tensor):
             content.update(f"{one.dtype} {one.shape} {one.stride()} {one.requires_grad}".encode())
             content.update(one.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
         elif isinstance(one, nn.Module):
@@ -151,6 +175,11 @@ def digest(value: Any) -> str:
 
 def kind(make: Callable[[Training], None]) -> Callable[[Training], None]:
     KINDS[make.__name__] = make
+    return make
+
+
+def kind_of_rings(make: Callable[[Training], None]) -> Callable[[Training], None]:
+    KINDS_OF_RINGS[make.__name__] = make
     return make
 
 
@@ -538,6 +567,111 @@ def a_buffer_that_a_state_dict_leaves_out(training: Training) -> None:
     training.net = nn.Sequential(nn.Linear(16, 32), Remembering(), nn.Linear(32, 2)).cuda()
 
 
+class Recomputed(nn.Module):
+    """Its activations are computed again in the backward pass, with the random numbers of the forward one."""
+
+    def __init__(self, use_reentrant: bool) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(32, 32), nn.Dropout(0.3), nn.Tanh(), nn.Linear(32, 32))
+        self.use_reentrant = use_reentrant
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.body, x, use_reentrant=self.use_reentrant)  # type: ignore[no-any-return]
+
+
+def _recomputed(training: Training, use_reentrant: bool) -> None:
+    parts = [Recomputed(use_reentrant) for _ in range(2)]
+    training.net = nn.Sequential(nn.Linear(16, 32), *parts, nn.Linear(32, 2)).cuda()
+    training.more = lambda: [torch.rand(2), torch.rand(2, device="cuda")]
+
+
+@kind
+def activations_that_are_computed_again(training: Training) -> None:
+    _recomputed(training, use_reentrant=False)
+
+
+@kind
+def activations_that_are_computed_again_by_a_pass_within_the_pass(training: Training) -> None:
+    _recomputed(training, use_reentrant=True)
+
+
+class Application(Stateful):
+    """The recipe of torch's own checkpoints: model and optimizer as one object."""
+
+    def __init__(self, training: Training) -> None:
+        self.training = training
+
+    def state_dict(self) -> dict[str, Any]:
+        model, optimizer = get_state_dict(self.training.model, self.training.optimizer)
+        return {"model": model, "optimizer": optimizer}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        raise AssertionError("jitckpt brings the training back, and not this")
+
+
+class Progress(Stateful):
+    """What the script carries on: it stands in torch's own checkpoints, and is jitckpt's `extra`."""
+
+    def __init__(self) -> None:
+        self.mean, self.seen = 0.0, torch.zeros((), device="cuda")
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"mean": self.mean, "seen": self.seen}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.mean, self.seen = state_dict["mean"], state_dict["seen"].cuda()
+
+
+def _saving(training: Training, begin: Callable[..., Any]) -> None:
+    """Have torch's own checkpoint be saved behind each third step, the last one before the death among them.
+
+    `begin` may return what is to be waited for.
+    """
+    group = dist.new_group(backend="gloo")
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=0.01)
+    progress = training.extra = Progress()
+    training.by_steps = True  # what changes behind the step belongs to it then
+    state = {"application": Application(training), "progress": progress}
+    folder = "own/protected" if training.protected else "own/plain"
+    begun: list[Future[Any]] = []
+
+    def wait() -> None:
+        while begun:
+            begun.pop().result()
+
+    def after(step: int) -> None:
+        progress.mean = 0.9 * progress.mean + step
+        progress.seen += next(training.net.parameters()).detach().sum()
+        if step % 3 == (DIES - 1) % 3:
+            wait()
+            saving = begin(state, checkpoint_id=f"{folder}/{step}", process_group=group)
+            begun.extend([saving] if isinstance(saving, Future) else [])
+
+    def more() -> list[Any]:
+        wait()
+        return [progress.mean, progress.seen]
+
+    training.after, training.more = after, more
+
+
+@kind
+def torchs_own_checkpoints(training: Training) -> None:
+    _saving(training, save)
+
+
+@kind
+def torchs_own_checkpoints_that_are_saved_beside_the_training(training: Training) -> None:
+    _saving(training, async_save)
+
+
+@kind
+def a_state_that_torch_asks_for_before_the_first_step(training: Training) -> None:
+    """Torch makes a step of its own then, without gradients and at no rate, to have the optimizer's state."""
+    training.optimizer = torch.optim.AdamW(training.net.parameters(), lr=0.01)
+    application = Application(training)
+    training.before = lambda step: application.state_dict() if step == 0 else None
+
+
 @kind
 def rates_on_the_device(training: Training) -> None:
     """Changed in their place, one after each step and one before it: there the failure comes."""
@@ -598,13 +732,104 @@ def a_death_in_the_first_validation(training: Training) -> None:
     training.after = after
 
 
+@kind
+def numbers_of_a_distributed_tensor(training: Training) -> None:
+    """Its first draw sends rank 0's numbers to all, once in a process; the ranks draw differently since."""
+    _random._rng_tracker = None
+    mesh = init_device_mesh("cuda", (dist.get_world_size(),))
+    noise = distribute_tensor(torch.zeros(4 * dist.get_world_size()), mesh, [Shard(0)])
+
+    def loss(x: Tensor, y: Tensor) -> Tensor:
+        for _ in range(training.rank):
+            x = x + 0.1 * torch.rand_like(x)
+        own = torch.rand_like(noise).to_local()  # type: ignore[attr-defined]
+        return cross_entropy(training.model(x * own.mean()), y)
+
+    training.loss = loss
+
+
+def many_buckets(net: nn.Module, **options: Any) -> DistributedDataParallel:
+    return DistributedDataParallel(net, bucket_cap_mb=0.001, **options)
+
+
+@kind_of_rings
+def buckets(training: Training) -> None:
+    training.wrap = many_buckets
+
+
+@kind_of_rings
+def buckets_of_a_model_that_is_wrapped_late(training: Training) -> None:
+    training.wrap = many_buckets
+    training.wraps_late = True
+
+
+@kind_of_rings
+def buckets_of_a_static_graph(training: Training) -> None:
+    training.wrap = partial(many_buckets, static_graph=True)
+
+
+@kind_of_rings
+def buckets_that_are_the_gradients(training: Training) -> None:
+    training.wrap = partial(many_buckets, gradient_as_bucket_view=True)
+
+
+@kind_of_rings
+def buckets_that_a_function_sums_up(training: Training) -> None:
+    def wrap(net: nn.Module) -> nn.Module:
+        wrapper = many_buckets(net)
+        wrapper.register_comm_hook(None, bf16_compress_hook)
+        return wrapper
+
+    training.wrap = wrap
+
+
+@kind_of_rings
+def buckets_that_torch_sums_up_in_half_precision(training: Training) -> None:
+    def wrap(net: nn.Module) -> nn.Module:
+        wrapper = many_buckets(net)
+        wrapper._register_builtin_comm_hook(BuiltinCommHookType.FP16_COMPRESS)
+        return wrapper
+
+    training.wrap = wrap
+
+
+class Scaled(nn.Module):
+    """What comes out times a buffer and an attribute of codes, which change behind each step."""
+
+    def __init__(self, net: nn.Module) -> None:
+        super().__init__()
+        self.net, self.attribute = net, Coded.of(torch.ones(2, device="cuda"))
+        self.buffer: Tensor
+        self.register_buffer("buffer", Coded.of(torch.ones(1, device="cuda")))
+
+    def forward(self, x: Tensor) -> Any:
+        return self.net(x) * self.buffer + self.attribute.abs().mean()
+
+
+@kind
+def tensors_that_are_made_of_others(training: Training) -> None:
+    """Codes and scales in a parameter, a buffer, an attribute and the optimizer's state."""
+    first: Any = training.net[0]  # type: ignore[index]
+    first.weight = nn.Parameter(Coded.of(first.weight.detach()))
+    net = training.net = Scaled(training.net)
+    training.optimizer = CodedMomentum(net.parameters())
+    training.by_steps = True  # what changes behind the step belongs to it then
+
+    def after(step: int) -> None:
+        with torch.no_grad():
+            net.buffer.copy_(next(net.parameters()).abs().mean().reshape(1))
+            net.attribute.add_(torch.full((2,), 0.01 * step, device="cuda"))
+
+    training.after, training.more = after, lambda: net.attribute
+
+
 def main() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
     found = []
     for protected in (False, True):
         training = Training(protected)
-        KINDS[sys.argv[1]](training)
+        (KINDS | KINDS_OF_RINGS)[sys.argv[1]](training)
         found.append(training.train())
     os.write(1, f"rank {dist.get_rank()} {'equal' if found[0] == found[1] else 'OTHER'} {found}\n".encode())
     dist.destroy_process_group()

@@ -10,6 +10,7 @@ from pathlib import Path
 from uuid import uuid4
 
 import pytest
+from campaign import halves
 from etcd_cluster import Cluster, etcd
 from gpt import TRAINING, digests
 from launcher import Launcher, until_told
@@ -17,7 +18,6 @@ from namespaces import Namespaces, namespaces
 from test_hosts import PAUSING, Job, await_line
 
 from jitckpt.events import read_events
-from jitckpt.rehearsal import halves
 
 
 @pytest.fixture(scope="module")

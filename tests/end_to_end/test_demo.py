@@ -43,7 +43,8 @@ def test_an_interrupted_demo_takes_its_runs_with_it(tmp_path: Path) -> None:
 
 
 def test_a_campaign_of_one_trial(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "campaign.py"), "--trials", "1", "--steps", "8", "--ranks", "2"]
+    program = str(SCRIPTS / "fault_campaign.py")
+    command = [sys.executable, program, "--trials", "1", "--steps", "8", "--ranks", "2"]
     options = [
         str(SCRIPTS.parent / "examples" / "train_gpt.py"),
         "--kinds",

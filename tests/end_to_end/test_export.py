@@ -19,8 +19,7 @@ STEPS = 8
 def train(launcher: Launcher, form: str, ranks: int, *more: str) -> None:
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-spares", "0"]
     options = ["--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, form, "--save-every", str(STEPS)]
-    result = launcher.run(*run, *options, *more)
-    assert result.status == 0, result.err
+    launcher.succeed(*run, *options, *more)
 
 
 def leaves(tree: Any, path: str = "") -> dict[str, Any]:
@@ -48,9 +47,8 @@ def assert_alike(some: Any, other: Any) -> None:
 def test_every_layout_comes_back_bit_for_bit(launcher: Launcher, form: str, ranks: int) -> None:
     train(launcher, form, ranks, "--state", "state.pt")
     here = launcher.directory
-    result = launcher.run(*JITCKPT, "export", "--dcp", "dcp", "--safetensors", "files", "ckpt")
-    assert result.status == 0, result.err
-    assert f"Step {STEPS} is in dcp." in result.out
+    out = launcher.succeed(*JITCKPT, "export", "--dcp", "dcp", "--safetensors", "files", "ckpt")
+    assert f"Step {STEPS} is in dcp." in out
     expected = torch.load(here / "state.pt")
 
     found = empty_like(expected)
@@ -100,12 +98,10 @@ def test_another_world_size_and_mesh_load_the_same(
     launcher: Launcher, form: str, ranks: int, other: str, fewer: int
 ) -> None:
     train(launcher, form, ranks, "--state", "state.pt")
-    result = launcher.run(*JITCKPT, "export", "--dcp", "dcp", "ckpt")
-    assert result.status == 0, result.err
+    launcher.succeed(*JITCKPT, "export", "--dcp", "dcp", "ckpt")
     script = launcher.script(RESHARDED)
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(fewer), "--warm-spares", "0"]
-    result = launcher.run(*run, script, other, "dcp", "resharded.pt")
-    assert result.status == 0, result.err
+    launcher.succeed(*run, script, other, "dcp", "resharded.pt")
     expected = torch.load(launcher.directory / "state.pt")
     assert_alike(torch.load(launcher.directory / "resharded.pt"), expected)
 

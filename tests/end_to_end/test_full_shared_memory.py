@@ -20,9 +20,8 @@ def test_a_full_dev_shm_is_no_obstacle(launcher: Launcher) -> None:
     command += ["--warm-spares", "0", "--checkpoint-dir", str(directory)]
     command += ["--fault", "rank=1 step=3 phase=forward kind=proxy-kill"]
     script = launcher.script(SCRIPT)
-    result = launcher.run("unshare", "--mount", "sh", "-c", f'{FILL}; exec "$@"', "sh", *command, script)
-    assert result.status == 0, result.err
-    assert "rank 0: full" in result.out.splitlines(), result.out
+    out = launcher.succeed("unshare", "--mount", "sh", "-c", f'{FILL}; exec "$@"', "sh", *command, script)
+    assert "rank 0: full" in out.splitlines(), out
     assert "recovered" in [event["event"] for event in read_events(directory)[0]]
 
 

@@ -79,7 +79,7 @@ def test_listeners_are_reached_where_they_listen() -> None:
 
 
 def test_a_hostile_run(tmp_path: Path) -> None:
-    command = [sys.executable, str(SCRIPTS / "campaign.py"), "--mode", "hostile", "--json"]
+    command = [sys.executable, str(SCRIPTS / "fault_campaign.py"), "--mode", "hostile", "--json"]
     campaign = subprocess.run(
         [*command, "--trials", "1", "--steps", "24", "--kinds", "kill-guardian"],
         env=os.environ | {"TMPDIR": str(tmp_path)},

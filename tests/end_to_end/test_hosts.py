@@ -154,9 +154,8 @@ print("written")
 
 @pytest.fixture(scope="module")
 def undisturbed_of_three(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    result = Launcher(tmp_path_factory.mktemp("undisturbed")).run(*run_of(3), *TRAINING)
-    assert result.status == 0, result.err
-    return digests(result.out, 3)
+    out = Launcher(tmp_path_factory.mktemp("undisturbed")).succeed(*run_of(3), *TRAINING)
+    return digests(out, 3)
 
 
 @pytest.fixture(scope="module")

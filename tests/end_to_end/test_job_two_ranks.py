@@ -85,9 +85,8 @@ def results(out: str) -> list[str]:
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
-    result = launcher.run(*RUN, launcher.script(TRAINING), "0", "0")
-    assert result.status == 0, result.err
-    return results(result.out)
+    out = launcher.succeed(*RUN, launcher.script(TRAINING), "0", "0")
+    return results(out)
 
 
 @pytest.mark.parametrize("victim", [0, 1])

@@ -225,6 +225,77 @@ def batches():
     return model, [optimizer]
 
 
+class StopTraining(Exception):
+    pass
+
+
+def folds():
+    # Each but the last is ended by an exception: of the evaluation behind an epoch, and in the middle of one.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    torch.manual_seed(1 + rank)
+    loader = DataLoader(Samples(), batch_size=4, shuffle=True, collate_fn=list)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    results = []
+    for fold in range(3):
+        try:
+            for epoch in job.epochs(2 if fold < 2 else 1):
+                for number, batch in enumerate(job.batches(loader)):
+                    optimizer.zero_grad()
+                    loss = model(torch.stack([*map(torch.from_numpy, batch)]).cuda()).square().mean()
+                    loss.backward()
+                    reduce(model)
+                    at("backward")
+                    optimizer.step()
+                    if (fold, epoch, number) == (1, 1, 2):
+                        raise StopTraining(20.0)
+                at("tail")
+                if (fold, epoch) == (0, 1):
+                    raise StopTraining(10.0)
+            results.append(0.0)
+        except StopTraining as stop:
+            at("caught")
+            results.append(fold + stop.args[0] + number)
+    model.register_buffer("results", torch.tensor(results))
+    print(f"rank {rank} has {results}\\n", end="", flush=True)
+    return model, [optimizer]
+
+
+def warmed():
+    # What loops before and behind those over epochs set is read further on, and changed in between.
+    model = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1)).cuda()
+    optimizer = torch.optim.Adam(model.parameters(), 0.01)
+    torch.manual_seed(1 + rank)
+    loader = DataLoader(Samples(), batch_size=4, shuffle=True, collate_fn=list)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+
+    def train(batch, scale):
+        optimizer.zero_grad()
+        loss = scale * model(torch.stack([*map(torch.from_numpy, batch)]).cuda()).square().mean()
+        loss.backward()
+        reduce(model)
+        at("backward")
+        optimizer.step()
+        return loss.item()
+
+    for number, batch in enumerate(job.batches(loader)):
+        level = train(batch, 1.0)
+    scale = level = 1 + level / 100 + number / 1000
+    for step in job.steps(2):
+        level += train([torch.full((8,), 0.1 * step).numpy()], level)
+    results = [number, scale, level]
+    for epoch in job.epochs(2):
+        for number, batch in enumerate(job.batches(loader)):
+            level = train(batch, scale)
+    results += [epoch, number, level]
+    for number, batch in enumerate(job.batches(loader)):
+        level = train(batch, scale + number)
+    results += [number, level]
+    model.register_buffer("results", torch.tensor(results))
+    print(f"rank {rank} has {results}\\n", end="", flush=True)
+    return model, [optimizer]
+
+
 class Noise:  # of a script's own generator
     def __init__(self):
         self.generator = torch.Generator(device="cuda").manual_seed(3)
@@ -303,6 +374,8 @@ def ends(out: str) -> list[str]:
         ("averaged_beside", {"forward:5": 4, "updated:9": 9}),
         ("noise", {"drawn:8": 8}),
         ("batches", {"backward:8": 8, "tail:2": 10, "evaluated:1": 5, "scheduled:2": 10}),
+        ("warmed", {"backward:3": 3, "backward:12": 12, "backward:19": 19}),
+        ("folds", {"tail:2": 10, "caught:1": 10, "backward:13": 13, "caught:2": 18, "backward:21": 21}),
     ],
 )
 def test_a_rank_that_is_killed_changes_nothing(
@@ -319,6 +392,7 @@ def test_a_rank_that_is_killed_changes_nothing(
         assert went_on is not None, (place, result.err)
         assert int(went_on[1]) in (step - 1, step), (place, result.err)
         assert ends(result.out) == ends(undisturbed.out), (place, result.err)
+        assert "was dropped before its end" not in undisturbed.err + result.err
 
 
 def test_what_changes_of_extra_where_a_failure_may_lose_it_and_one_queue_are_told(launcher: Launcher) -> None:

@@ -5,12 +5,16 @@ import os
 import re
 import signal
 import subprocess
+import sys
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 
 import pytest
 from etcd_cluster import etcd
+from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, kill, namespaces
 
@@ -30,6 +34,15 @@ MEET = [
 ]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
 SLOW = 3_000_000  # bits per second
+# The same, but for what it measures: a whole state takes longer than a step, a third of it does not.
+FIGURES = """
+import sys, jitckpt.cli
+from jitckpt.agent.pacer import Pacer
+measured = Pacer.measured
+Pacer.measured = lambda self, step, *_: measured(self, step, 0.9, 0.6)
+sys.exit(jitckpt.cli.main())
+"""
+WITH_FIGURES = [sys.executable, "-c", FIGURES]
 THREADS = "OMP_NUM_THREADS=1"  # as torchrun has it where a host has several ranks
 
 
@@ -44,13 +57,11 @@ def undisturbed(
 ) -> list[str]:
     """Return what the training ends with on one host."""
     run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-start"]
-    result = launcher.run(*run, "--max-restarts", "0", TRAINING, form, "--unprotected", *of_script)
-    assert result.status == 0, result.err
-    return digests([result.out])
+    out = launcher.succeed(*run, "--max-restarts", "0", TRAINING, form, "--unprotected", *of_script)
+    return finals(out, OF_RANKS)
 
 
-def digests(outs: Sequence[str]) -> list[str]:
-    return sorted(line for out in outs for line in out.splitlines() if re.match(r"\w+ rank \d", line))
+OF_RANKS = r"\w+ rank \d"
 
 
 class Job:
@@ -71,15 +82,15 @@ class Job:
         tier: str = "peer",
         of_script: Sequence[str] = (),
         meet: Sequence[str] = MEET,
+        command: Sequence[str] = JITCKPT,
+        training: Sequence[str] = (),
     ) -> None:
         place = self.launcher.directory / f"host-{host}"
         place.mkdir(exist_ok=True)
-        run = ["env", "-C", str(place), THREADS, *JITCKPT, "run", "--nnodes", str(count), *meet, *OPTIONS]
+        run = ["env", "-C", str(place), THREADS, *command, "run", "--nnodes", str(count), *meet, *OPTIONS]
         run += ["--checkpoint-dir", str(place / "ckpt"), "--memory-tier", tier, *options]
-        self.agents[host] = self.launcher.start(
-            *self.hosts.on(host),
-            *(*run, TRAINING, self.form, "--pause", "0.3", "--stays-for", str(self.may_end), *of_script),
-        )
+        usual = [TRAINING, self.form, "--pause", "0.3", "--stays-for", str(self.may_end), *of_script]
+        self.agents[host] = self.launcher.start(*self.hosts.on(host), *run, *(training or usual))
 
     def events(self, name: str) -> list[dict[str, object]]:
         found = []
@@ -137,10 +148,68 @@ def check(job: Job, said: str) -> None:
 def ends_from_memory(job: Job, expected: list[str]) -> str:
     """See that the job ends as an undisturbed one, from memory, and without a file; return what it said."""
     said = job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     check(job, said)
     assert job.saves() == [], "no file was written"
     return said
+
+
+def test_one_minibatch_alone_is_made_again_when_a_host_is_lost(job: Job) -> None:
+    """Each rank counts the minibatches that it makes: of all but that in which the host is lost one."""
+    expected = undisturbed(job.launcher, job.form)
+    counts = job.launcher.directory / "counts"
+    counts.mkdir()
+    of_script = ["--until-safe", "--counts", str(counts), "--waits-in", "5"]
+    for host in range(HOSTS):
+        job.start(host, of_script=of_script)
+    job.launcher.wait_until(lambda: job.events("first_step") != [])
+    job.start(HOSTS, of_script=of_script)  # it stands by
+    job.launcher.wait_until(lambda: len(list(counts.glob("waits-*"))) == HOSTS)
+    job.lose(1)
+    (counts / "goes-on").touch()
+    ends_from_memory(job, expected)
+    for rank in range(HOSTS):
+        made = Counter(map(int, (counts / f"rank-{rank}").read_text().split()))
+        assert made == {step: 2 if step == 5 else 1 for step in range(1, 9)}
+
+
+ALONE = """
+import time
+import jitckpt, torch
+from torch import distributed as dist, nn
+
+dist.init_process_group("nccl")
+rank = dist.get_rank()
+model = nn.Linear(64, 512).to("cuda")
+optimizer = torch.optim.AdamW(model.parameters())
+job = jitckpt.init(model=model, optimizer=optimizer, shard=rank, shards=dist.get_world_size())
+for step in range(job.restore(), 24):
+    time.sleep(0.1)
+    model(torch.ones(4, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    torch.cuda.synchronize()
+"""
+
+
+def test_a_host_that_is_slow_to_reach_keeps_nothing_any_more(job: Job) -> None:
+    """To it a copy takes 2 s, and to the other host no time; of the training next to nothing goes there."""
+    script = job.launcher.script(ALONE)
+    job.may_end.touch()
+    with job.hosts.slow_to_reach(2, 2_000_000):
+        for host in range(3):
+            job.start(host, count=3, training=[script])
+        said = job.finish()
+    slow = (
+        r"keeps rank \d's state now: host (\d) \(10.79.0.3\) has taken longer for each of 3 copies than it is"
+    )
+    (number,) = map(int, re.findall(slow, said))
+    first, *_, last = [placed["hosts"] for placed in job.events("memory_placement")]
+    assert isinstance(first, list)
+    assert isinstance(last, list)
+    assert [number in host["kept_by"] for host in first].count(True) == 2, "its own rank, and another"
+    assert [number in host["kept_by"] for host in last].count(True) == 1
+    assert all(len(host["kept_by"]) == 2 for host in last)
 
 
 @pytest.mark.parametrize("form", WITHOUT_REPLICAS)
@@ -188,7 +257,7 @@ def test_a_lost_host_comes_back_from_parts_where_no_host_has_room_for_a_copy(
     job.lose(1)
     job.start(1, *options, count=3)
     said = job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     check(job, said)
     assert "no host has room for the whole state of ranks 0, 1, 2: it goes in parts" in said
     assert any(
@@ -213,7 +282,7 @@ def test_auto_sends_what_no_other_host_holds_and_of_the_rest_what_replicas_lack(
     job.lose(2)
     job.start(2, "--nproc-per-node", "2", count=3, tier="auto")
     said = job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     check(job, said)
     assert (
         "memory tier: no other host holds what ranks 2, 3 hold: it is kept in host memory, and sent to one. "
@@ -223,6 +292,37 @@ def test_auto_sends_what_no_other_host_holds_and_of_the_rest_what_replicas_lack(
     assert placed == [[0, 1], [1, 0], [2, 0]], "rank 1's copy is where its replica is"
     first = job.events("memory_safe")[0]
     assert int(str(first["sent"])) < int(str(first["bytes"])) / 4
+
+
+@pytest.mark.parametrize("lost", [1, 3])
+def test_auto_cuts_what_three_hosts_hold_alike_where_whole_states_have_no_room(
+    job: Job, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    """Ranks 0 to 2 are replicas on three hosts; 3 to 5, on a fourth one, are of each other.
+
+    A state has 19 MB: two steps, and two of another host's, are 76 MB; with parts it is 64 MB.
+    """
+    monkeypatch.setenv("WIDTH", "1536")
+    job.form = "side_by_side"
+    expected = undisturbed(job.launcher, job.form, 6)
+
+    def start(host: int) -> None:
+        ranks, limit = (3, 4096) if host == 3 else (1, 70 if host == 0 else 1024)
+        options = ["--memory-every", "1", "--nproc-per-node", str(ranks), "--memory-limit", str(limit)]
+        job.start(host, *options, count=4, tier="auto")
+
+    for host in range(4):
+        start(host)
+    job.launcher.wait_until(lambda: job.events("memory_safe") != [])
+    job.lose(lost)
+    start(lost)
+    said = job.finish()
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
+    if lost == 3:
+        check(job, said)
+        assert job.saves() == [], "replicas of what it had save nothing"
+    assert "ranks 0, 1, 2 keep a part each of what their replicas on other hosts hold, too, and anoth" in said
+    assert "the state of all 6 ranks, cut among 3 replicas, is kept in the memory of" in said
 
 
 def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
@@ -237,6 +337,23 @@ def test_snapshots_are_sent_while_the_network_is_idle(job: Job) -> None:
     assert 0 < used <= idle < minibatch
     assert idle > 0.3, "the pause"
     assert minibatch > 0.3
+
+
+def test_how_often_a_snapshot_is_made_comes_from_the_networks_idle_time(
+    job: Job, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The pauses carry a snapshot less often than it can go beside the training, but take nothing from it."""
+    monkeypatch.setenv("WIDTH", "256")
+    job.may_end.touch()
+    with job.hosts.slowed(0, SLOW), job.hosts.slowed(1, SLOW):
+        for host in range(2):
+            job.start(host, "--memory-every", "auto", count=2, of_script=["--steps", "44"])
+        said = job.finish()
+    measured, *changed = job.events("memory_every")
+    assert "beside the training until it is whole everywhere" in str(measured["text"])
+    for event in changed:  # none if it is just as often
+        assert "of them carry the" in str(event["text"]) or "was not whole everywhere" in str(event["text"])
+    assert int(str(job.events("memory_pace")[-1]["slots"])) > 0, said
 
 
 def test_a_new_set_of_agents_finds_the_jobs_memory_by_etcd_alone(job: Job, tmp_path: Path) -> None:
@@ -265,7 +382,7 @@ def test_a_new_set_of_agents_finds_the_jobs_memory_by_etcd_alone(job: Job, tmp_p
         for host in (0, 1):
             job.start(host, count=2, meet=meet)
         job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     (step,) = {int(str(event["step"])) for event in job.events("restored")}
     assert step > 0
     assert all(event["in_memory"] for event in job.events("restored"))
@@ -300,7 +417,7 @@ def test_hosts_that_have_all_replicas_of_a_shard_come_back_from_memory(job: Job,
     for host in (1, 3):  # replaced
         job.start(host, "--failure-domains", str(racks))
     said = job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     check(job, said)
 
 
@@ -328,7 +445,7 @@ def test_where_no_host_comes_in_the_place_of_a_lost_one_all_that_memory_has_is_i
     for host in range(2):
         job.start(host, count=2)
     job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     assert not any(event["in_memory"] for event in job.events("restored"))
 
 
@@ -383,7 +500,7 @@ def test_where_no_host_comes_each_host_writes_what_was_cut_among_all(job: Job) -
     for host in range(3):
         job.start(host, count=3)
     job.finish()
-    assert digests(job.outs) == expected
+    assert finals("\n".join(job.outs), OF_RANKS) == expected
     assert not any(event["in_memory"] for event in job.events("restored"))
 
 
@@ -421,15 +538,19 @@ def test_a_lost_hosts_state_was_made_again_elsewhere_from_its_gradients(job: Job
 def test_auto_sends_gradients_where_a_slow_link_carries_no_whole_state_in_each_step(
     job: Job, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With all of an AdamW's averages a state is four times as long."""
+    """With all of an AdamW's averages a state is four times as long.
+
+    How long a step takes depends on what else the machine does, so the first host is given the figures.
+    """
     monkeypatch.setenv("WIDTH", "256")
     of_script = ["--steps", "22"]
+    start = partial(job.start, count=2, tier="auto", of_script=of_script, command=WITH_FIGURES)
     expected = undisturbed(job.launcher, job.form, 2, of_script)
     with job.hosts.slowed(0, SLOW), job.hosts.slowed(1, SLOW):
         for host in range(2):
-            job.start(host, count=2, tier="auto", of_script=of_script)
+            start(host)
         job.launcher.wait_until(lambda: job.events("first_step") != [])
-        job.start(2, count=2, tier="auto", of_script=of_script)  # it stands by
+        start(2)  # it stands by
         job.launcher.wait_until(lambda: job.events("memory_optimizer") != [])
         job.lose(1)
     said = ends_from_memory(job, expected)

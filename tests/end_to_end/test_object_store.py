@@ -6,8 +6,10 @@ import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from object_store import Door, Request, object_store
 
@@ -31,18 +33,13 @@ def door(monkeypatch: pytest.MonkeyPatch) -> Iterator[Door]:
         yield door
 
 
-def digests(out: str) -> list[str]:
-    return sorted(line for line in out.splitlines() if line.startswith("replicated rank "))
-
-
 def events(launcher: Launcher, kind: str) -> list[dict[str, object]]:
     lines = (launcher.directory / "ckpt" / "events.jsonl").read_text().splitlines()
     return [event for event in map(json.loads, lines) if event["event"] == kind]
 
 
 def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
-    undisturbed = launcher.run(*RUN, "--max-restarts", "0", TRAINING, "replicated", "--unprotected")
-    assert undisturbed.status == 0, undisturbed.err
+    undisturbed = launcher.succeed(*RUN, "--max-restarts", "0", TRAINING, "replicated", "--unprotected")
 
     chance, lock = random.Random(0), threading.Lock()
 
@@ -69,14 +66,31 @@ def test_files_that_are_lost_come_back(launcher: Launcher, door: Door) -> None:
     assert result.status == 0, result.err
     assert f"step {saved} has come from {PLACE}" in result.err
     assert "own state" not in result.err, "no rank lost what it alone knew"
-    assert digests(result.out) == digests(undisturbed.out)
+    assert finals(result.out, "replicated rank ") == finals(undisturbed, "replicated rank ")
+
+
+def test_saves_go_from_host_memory_to_the_store_without_a_disk(launcher: Launcher, door: Door) -> None:
+    """They are written from the memory tier's copy into a file system in memory, and come back from there."""
+    undisturbed = launcher.succeed(*RUN, "--max-restarts", "0", TRAINING, "full", "--unprotected")
+    with TemporaryDirectory(dir="/dev/shm") as folder:
+        place = Path(folder) / "ckpt"
+        saved = ["--checkpoint-dir", str(place), "--max-restarts", "0", "--objects", PLACE]
+        saves = [TRAINING, "full", "--save-every", "4"]
+        launcher.succeed(*RUN, *saved, "--memory-tier", "peer", *saves, "--steps", "5")
+        lines = (place / "events.jsonl").read_text().splitlines()
+        told = [event for event in map(json.loads, lines) if event["event"] == "copied_to_objects"]
+        assert {(event["step"], event["rank"]) for event in told} == {(4, 0), (4, 1)}
+        shutil.rmtree(place)  # with the host
+        result = launcher.run(*RUN, *saved, *saves)
+    assert result.status == 0, result.err
+    assert f"step 4 has come from {PLACE}" in result.err
+    assert sorted(result.out.split()) == sorted(undisturbed.split())
 
 
 def test_another_number_of_ranks_goes_on_from_the_store(launcher: Launcher, door: Door) -> None:
     """Each rank cuts its shard anew out of all that the store has."""
     four = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0"]
-    saved = launcher.run(*four, *SAVED, TRAINING, "full", "--save-every", "2", "--steps", "5")
-    assert saved.status == 0, saved.err
+    launcher.succeed(*four, *SAVED, TRAINING, "full", "--save-every", "2", "--steps", "5")
     shutil.rmtree(launcher.directory / "ckpt")
     result = launcher.run(*RUN, *SAVED, "--reshard", TRAINING, "full", "--save-every", "2", "--steps", "7")
     assert result.status == 0, result.err
@@ -85,8 +99,7 @@ def test_another_number_of_ranks_goes_on_from_the_store(launcher: Launcher, door
 
 
 def test_a_store_that_is_away_holds_up_no_training(launcher: Launcher, door: Door) -> None:
-    first = launcher.run(*RUN, *SAVED, TRAINING, "replicated", "--save-every", "4")
-    assert first.status == 0, first.err
+    first = launcher.succeed(*RUN, *SAVED, TRAINING, "replicated", "--save-every", "4")
     door.fault = lambda request: "500"
     shutil.rmtree(launcher.directory / "ckpt")
     refused = launcher.run(*RUN, *SAVED, TRAINING, "replicated")
@@ -99,4 +112,4 @@ def test_a_store_that_is_away_holds_up_no_training(launcher: Launcher, door: Doo
     result = launcher.run(*RUN, *elsewhere, TRAINING, "replicated", "--save-every", "4")
     assert result.status == 0, result.err
     assert "not all that is saved is in s3://saves/jobs/two yet" in result.err
-    assert digests(result.out) == digests(first.out)
+    assert finals(result.out, "replicated rank ") == finals(first, "replicated rank ")

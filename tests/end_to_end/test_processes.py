@@ -79,8 +79,7 @@ def test_a_killed_guardian_is_replaced(launcher: Launcher) -> None:
 
 def test_what_a_worker_started_ends_with_the_job(launcher: Launcher) -> None:
     script = launcher.script(WANDERERS)
-    ended = launcher.run(*COLD, "--nproc-per-node", "2", script)
-    assert ended.status == 0, ended.err
+    launcher.succeed(*COLD, "--nproc-per-node", "2", script)
     assert launcher.survivors() == []
 
 

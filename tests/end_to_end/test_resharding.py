@@ -53,6 +53,22 @@ def test_the_state_is_the_same_in_another_layout(
     assert_alike(*states)
 
 
+def test_replicas_of_a_state_that_is_made_of_other_tensors_may_be_more_or_fewer(launcher: Launcher) -> None:
+    first = train(launcher, "coded_plain", 2)
+    assert first.status == 0, first.err
+    second = train(launcher, "coded_plain", 1)
+    assert second.status == 0, second.err
+    assert second.out.splitlines() == [line for line in first.out.splitlines() if " rank 0 " in line]
+
+
+def test_parts_of_such_a_state_can_not_be_cut_anew(launcher: Launcher) -> None:
+    first = train(launcher, "coded_full", 2)
+    assert first.status == 0, first.err
+    second = train(launcher, "coded_full", 1)
+    assert second.status != 0
+    assert "mean is a Coded, which is made of other tensors: nobody can tell which part" in second.err
+
+
 def test_a_job_in_another_layout_is_protected_as_any_other(launcher: Launcher) -> None:
     dies = train(launcher, "full", 3, "--dies-in", "6")
     assert dies.status != 0

@@ -34,8 +34,7 @@ def test_the_workers_environment_is_torchruns(launcher: Launcher) -> None:
     environments = {}
     for name, command in (("torchrun", TORCHRUN), ("jitckpt", JITCKPT_RUN)):
         options = ["--nproc-per-node", "2", "--role", "trainer", "--max-restarts", "2"]
-        result = launcher.run(*command, *options, script, str(launcher.directory / name), "--flag", "a b")
-        assert result.status == 0, result.err
+        launcher.succeed(*command, *options, script, str(launcher.directory / name), "--flag", "a b")
         for rank in (0, 1):
             environments[name, rank] = json.loads((launcher.directory / f"{name}{rank}").read_text())
     for rank in (0, 1):
@@ -147,10 +146,9 @@ def test_a_failed_job_is_restarted_with_a_fresh_store(launcher: Launcher) -> Non
         sys.exit(attempt != "2")
         """
     )
-    result = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", script)
-    assert result.status == 0, result.err
+    out = launcher.succeed(*JITCKPT_RUN, "--nproc-per-node", "2", script)
     expected = [f"attempt {attempt} rank {rank} fresh" for attempt in range(3) for rank in (0, 1)]
-    assert sorted(result.out.splitlines()) == expected
+    assert sorted(out.splitlines()) == expected
 
 
 def test_restarts_are_counted(launcher: Launcher) -> None:

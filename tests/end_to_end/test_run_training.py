@@ -78,11 +78,10 @@ def test_a_preempted_job_goes_on_when_it_is_started_again(launcher: Launcher, un
     saved = re.search(r"The state after step (\d+) lies in", interrupted.err)
     assert saved is not None, interrupted.err
     (launcher.directory / "go").touch()
-    again = launcher.run(*command)
-    assert again.status == 0, again.err
-    steps = [int(number) for number in re.findall(r"step (\d+) of", again.out)]
+    again = launcher.succeed(*command)
+    steps = [int(number) for number in re.findall(r"step (\d+) of", again)]
     assert steps == list(range(int(saved[1]) + 1, STEPS + 1))
-    assert digests(again.out) == undisturbed
+    assert digests(again) == undisturbed
 
 
 def test_a_rank_at_its_end_saves_if_another_fails(launcher: Launcher, undisturbed: list[str]) -> None:

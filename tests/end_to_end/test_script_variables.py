@@ -376,6 +376,49 @@ def test_what_functions_classes_and_other_modules_hold_goes_on(launcher: Launche
     assert_goes_on(launcher, HOLDERS, deaths, unsaid="that no save holds")
 
 
+CACHED = """
+from torch.utils.data import Dataset
+
+
+class Cached(Dataset):
+    def __init__(self):
+        self.cache, self.reads = {}, 0
+
+    def __len__(self):
+        return 24
+
+    def __getitem__(self, index):
+        self.reads += 1
+        if index not in self.cache:
+            self.cache[index] = data[index][0] + torch.randn(8)
+        return self.cache[index], data[index][1]
+
+
+def main():
+    torch.manual_seed(rank)
+    dataset = Cached()
+    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
+    optimizer = torch.optim.Adam(model.parameters(), 0.1)
+    job = jitckpt.init(model=model, optimizer=optimizer)
+    for epoch in job.epochs(3):
+        for step, (x, y) in enumerate(job.batches(DataLoader(dataset, 6, shuffle=True))):
+            loss = cross_entropy(model(x.cuda()), y.cuda())
+            at("forward", 10 * epoch + step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        at("epoch", epoch)
+    end(model, [dataset.reads, [one.tolist() for one in dataset.cache.values()]])
+
+
+main()
+"""
+
+
+def test_what_a_dataset_keeps_of_its_samples_goes_on(launcher: Launcher) -> None:
+    assert_goes_on(launcher, CACHED, "1 forward 2 0 forward 11 1 epoch 1", unsaid="no save holds")
+
+
 EVALUATING = """
 import time
 
@@ -429,3 +472,52 @@ def test_a_rank_that_stands_behind_its_step_saves_its_variables_as_they_are(
     assert "in evaluate" in stood[0]
     assert "'log'" in stood[0]
     assert "'history'" not in stood[0]
+
+
+CHOOSING = """
+class Phases:
+    def __init__(self, model):
+        self.model, self.step = model, self.first
+
+    def first(self, x):
+        return self.model(x)
+
+    def second(self, x):
+        return self.model(x + 0.1)
+
+
+def main():
+    model = nn.Linear(8, 4).cuda()
+    ddp = nn.parallel.DistributedDataParallel(model)
+    adam, sgd = torch.optim.Adam(model.parameters(), 0.1), torch.optim.SGD(model.parameters(), 0.1)
+    smooth = nn.CrossEntropyLoss(label_smoothing=0.1)
+    job = jitckpt.init(model=model, optimizer=[adam, sgd])
+    small, large = DataLoader(data, 4, shuffle=True), DataLoader(data, 8, shuffle=True)
+    optimizer, loss_function, loader, phases = adam, cross_entropy, small, Phases(ddp)
+    losses, done = [], 0
+    for epoch in job.epochs(3):
+        if epoch == 2:
+            loader = large
+        for step, (x, y) in enumerate(batches := job.batches(loader), batches.first):
+            if done == 15:
+                optimizer, phases.step = sgd, phases.second
+            if done == 20:
+                loss_function = smooth
+            loss = loss_function(phases.step(x.cuda()), y.cuda())
+            at("forward", 100 * epoch + step)
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+            losses.append(loss.item())
+            done += 1
+        at("epoch", epoch)
+    end(model, [losses, optimizer is sgd, loss_function is smooth, loader is large])
+
+
+main()
+"""
+
+
+@pytest.mark.parametrize("deaths", ["0 forward 105 1 forward 109 0 forward 202", "1 epoch 1 0 epoch 2"])
+def test_what_the_loop_chooses_late_is_chosen_after_a_failure(launcher: Launcher, deaths: str) -> None:
+    assert_goes_on(launcher, CHOOSING, deaths, unsaid="no save holds")

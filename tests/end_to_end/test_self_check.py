@@ -82,8 +82,7 @@ def test_doctor_reports_it(launcher: Launcher) -> None:
 
 def test_verify_reports_it(launcher: Launcher) -> None:
     options = ["--json", "--device", "softgpu", "--trials", "1", "--seed", "3", "--kinds", "kill"]
-    result = launcher.run(*JITCKPT, "verify", *options, "--", PLANTED, "count")
-    assert result.status == 0, result.err
-    document = json.loads(result.out)
+    out = launcher.succeed(*JITCKPT, "verify", *options, "--", PLANTED, "count")
+    document = json.loads(out)
     assert document["self_check"][0].startswith(NAMED["closure"])
     assert (document["not_checked"], document["passed"]) == ([], 1)

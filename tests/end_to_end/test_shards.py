@@ -8,6 +8,7 @@ from pathlib import Path
 
 import gpt
 import pytest
+from final_lines import finals
 from launcher import JITCKPT_RUN, Launcher, Result, until_told
 from test_hosts import PAUSING
 
@@ -16,23 +17,14 @@ from jitckpt.saves import folders
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
 RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0", "--warm-start"]
 PROTECTED = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "1", TRAINING]
-FORMS = ["fsdp2", "fsdp1", "tensor", "pipeline", "zero"]
+FORMS = ["fsdp2", "mixed", "coded", "fsdp1", "tensor", "pipeline", "zero"]
 EIGHT_RANKS = ["--nproc-per-node", "8"]  # the last one holds
-
-
-def digests(out: str, form: str, ranks: int = 4) -> list[str]:
-    """Return what each rank prints of all that it holds in the end."""
-    lines = sorted(line for line in out.splitlines() if line.startswith(f"{form} rank "))
-    assert len(lines) == ranks, out
-    return lines
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> str:
     launcher = Launcher(tmp_path_factory.mktemp("undisturbed"))
-    result = launcher.run(*RUN, "--max-restarts", "0", TRAINING, *FORMS, "--unprotected")
-    assert result.status == 0, result.err
-    return result.out
+    return launcher.succeed(*RUN, "--max-restarts", "0", TRAINING, *FORMS, "--unprotected")
 
 
 def disturbed(launcher: Launcher, form: str, fault: str, options: Sequence[str] = ()) -> Result:
@@ -59,6 +51,8 @@ def shards_of(folder: Path) -> dict[int, tuple[int, int, str]]:
     ("form", "phase", "layout"),
     [
         ("fsdp2", "optimizer", "replicate=2 Replicate(), shard=2 Shard(dim=0)"),
+        ("mixed", "backward", "replicate=2 Replicate(), shard=2 Shard(dim=0)"),
+        ("coded", "backward", "replicate=2 Replicate(), shard=2 Shard(dim=0)"),
         ("fsdp1", "backward", "FSDP=2 FlatParameter"),
         ("tensor", "backward", "tensor=2 Shard(dim=0); tensor=2 Shard(dim=1)"),
         ("pipeline", "forward", "pipeline stage of 2"),
@@ -68,7 +62,7 @@ def test_a_killed_rank_changes_no_bit(
     launcher: Launcher, undisturbed: str, form: str, phase: str, layout: str
 ) -> None:
     result = disturbed(launcher, form, f"rank=2 step=4 phase={phase} kind=kill")
-    assert digests(result.out, form) == digests(undisturbed, form)
+    assert finals(result.out, f"{form} rank ", 4) == finals(undisturbed, f"{form} rank ", 4)
     assert "The job succeeded after 1 restart." in result.err
     assert "no replica" not in result.err
     found = shards_of(launcher.directory / "ckpt")
@@ -79,10 +73,11 @@ def test_a_killed_rank_changes_no_bit(
 
 def test_three_ways_at_once_change_no_bit_either(launcher: Launcher) -> None:
     """Data, tensor and pipeline parallel: four shards, two replicas of each."""
-    undisturbed = launcher.run(*RUN, *EIGHT_RANKS, "--max-restarts", "0", TRAINING, "three", "--unprotected")
-    assert undisturbed.status == 0, undisturbed.err
+    undisturbed = launcher.succeed(
+        *RUN, *EIGHT_RANKS, "--max-restarts", "0", TRAINING, "three", "--unprotected"
+    )
     result = disturbed(launcher, "three", "rank=2 step=5 phase=optimizer kind=kill", EIGHT_RANKS)
-    assert digests(result.out, "three", 8) == digests(undisturbed.out, "three", 8)
+    assert finals(result.out, "three rank ", 8) == finals(undisturbed, "three rank ", 8)
     assert "The job succeeded after 1 restart." in result.err
     found = shards_of(launcher.directory / "ckpt")
     assert [found[rank][:2] for rank in range(8)] == [(rank % 4, 4) for rank in range(8)]
@@ -94,7 +89,7 @@ def test_what_has_no_replica_comes_from_a_periodic_save(launcher: Launcher, undi
     options = ["--checkpoint-dir", "ckpt", "--max-restarts", "1", "--fault", fault]
     result = launcher.run(*RUN, *options, TRAINING, "zero", "--save-every", "2")
     assert result.status == 0, result.err
-    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    assert finals(result.out, "zero rank ", 4) == finals(undisturbed, "zero rank ", 4)
     gone_on = re.search(r"Restart 1 went on from step (\d)", result.err)
     assert gone_on is not None, result.err
     assert int(gone_on[1]) in (2, 4)
@@ -111,7 +106,7 @@ def test_what_has_no_replica_begins_anew_where_nothing_was_saved_yet(
 ) -> None:
     """What the others save of the lost rank's step can't be used, and keeps nobody from that."""
     result = disturbed(launcher, "zero", "rank=2 step=4 phase=forward kind=kill")
-    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    assert finals(result.out, "zero rank ", 4) == finals(undisturbed, "zero rank ", 4)
     assert "No whole state could be saved" in result.err
     assert "The job's first save was never finished: Step 3 has no whole save of shard 2." in result.err
     assert "Nothing older was ever saved, so the job begins anew" in result.err
@@ -141,7 +136,7 @@ def test_a_first_periodic_save_that_is_cut_off_has_the_job_begin_anew(
     options = ["--checkpoint-dir", "ckpt", "--max-restarts", "1"]
     result = launcher.run(*RUN, *options, launcher.script(CUT), "zero", "--save-every", "3")
     assert result.status == 0, result.err
-    assert digests(result.out, "zero") == digests(undisturbed, "zero")
+    assert finals(result.out, "zero rank ", 4) == finals(undisturbed, "zero rank ", 4)
     assert "No whole state could be saved" in result.err
     assert "Nothing older was ever saved, so the job begins anew" in result.err
 
@@ -149,8 +144,7 @@ def test_a_first_periodic_save_that_is_cut_off_has_the_job_begin_anew(
 def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launcher, undisturbed: str) -> None:
     """Rank 1 alone reads its shard and finds it damaged; the others learn of that from it."""
     command = [*RUN, "--checkpoint-dir", "ckpt", "--max-restarts", "0", TRAINING, "zero", "--save-every", "2"]
-    first = launcher.run(*command)
-    assert first.status == 0, first.err
+    launcher.succeed(*command)
     folder = launcher.directory / "ckpt"
     newest, older = sorted({record.step for record in folders.find(folder)}, reverse=True)[:2]
     file = folders.look_at(folder, newest, "rank", 1).path / "tensors.safetensors"
@@ -159,7 +153,7 @@ def test_a_damaged_shard_has_all_ranks_go_on_from_an_older_step(launcher: Launch
     file.write_bytes(content)
     second = launcher.run(*command)
     assert second.status == 0, second.err
-    assert digests(second.out, "zero") == digests(undisturbed, "zero")
+    assert finals(second.out, "zero rank ", 4) == finals(undisturbed, "zero rank ", 4)
     events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     restored = [event["step"] for event in events if event["event"] == "restored"]
     assert restored == [older] * 4
@@ -182,9 +176,8 @@ def test_a_first_save_that_was_never_finished_has_the_job_begin_anew(
     second = launcher.run(*command)
     assert second.status == 0, second.err
     assert "The job's first save was never finished: Step 6 has no whole save of shard 2." in second.err
-    assert digests(second.out, "zero") == digests(undisturbed, "zero")
-    third = launcher.run(*command)
-    assert third.status == 0, third.err
+    assert finals(second.out, "zero rank ", 4) == finals(undisturbed, "zero rank ", 4)
+    launcher.succeed(*command)
     events = [json.loads(line) for line in (launcher.directory / "ckpt/events.jsonl").open()]
     assert [event["step"] for event in events if event["event"] == "restored"] == [6] * 4
 

@@ -77,9 +77,8 @@ def batch(cluster: Slurm, launcher: Launcher, command: list[str], *more: str, **
         f"OPTIONS={' '.join([*OPTIONS, *more])}",
         *(f"{name}={value}" for name, value in variables.items()),
     ]
-    submitted = launcher.run(*under(cluster), *told, "sbatch", "--parsable", *command)
-    assert submitted.status == 0, submitted.err
-    return submitted.out.strip()
+    submitted = launcher.succeed(*under(cluster), *told, "sbatch", "--parsable", *command)
+    return submitted.strip()
 
 
 def finish(cluster: Slurm, launcher: Launcher, number: str) -> None:

@@ -150,8 +150,8 @@ def script_of(processes: list[int]) -> int:
 def test_a_host_without_room_for_a_copy_is_named_and_all_goes_on(
     launcher: Launcher, four_hosts: Namespaces, disks: Path, undisturbed_job: list[str]
 ) -> None:
-    """Its own snapshots fit."""
-    with in_memory(disks / "1", "700m"):
+    """Two of its own snapshots fit, of about 350 MB each."""
+    with in_memory(disks / "1", "850m"):
         job = HostsJob(launcher, four_hosts, disks, *COPIES)
         job.snapshot()
         lacks = job.wait_for("snapshot_not_copied")

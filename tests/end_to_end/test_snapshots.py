@@ -42,6 +42,7 @@ def test_a_job_whose_workers_die_twice_ends_as_if_none_had(
     faults = ["--fault", KILL, "--fault", "rank=0 step=10 phase=optimizer kind=segfault"]
     job = Job(launcher, *faults, program=program, loaders=1)
     whole = job.snapshot()
+    assert job.events("server_ended") == job.events("not_settled") == []  # they stay
     (folder,) = memory.glob("*snapshot-*")
     assert (folder.name, folder.stat().st_mode & 0o777) == ("snapshot-0000000008", 0o700)
     result = job.finish()
@@ -140,6 +141,35 @@ exec {program} "$@"
     assert [*job.finals, *job.logs] == undisturbed_job
     assert job.events("gone_back")[0]["step"] == 8
     assert "it has ended with status 3" in job.events("snapshot_failed")[0]["text"]
+
+
+def test_a_server_that_ends_in_a_snapshot_is_replaced_and_the_next_snapshot_is_whole(
+    launcher: Launcher, program: str, undisturbed_job: list[str], memory: Path
+) -> None:
+    """A worker that dies afterwards goes back to the next one."""
+    armed = launcher.directory / "armed"
+    text = f"""#!/bin/bash
+if [ "$1" = dump ] && mv {armed} {armed}.now; then kill -9 $(cat {armed}.now); fi
+exec {program} "$@"
+"""
+    deadly = Path(launcher.script(text, "criu"))
+    deadly.chmod(0o700)
+    job = Job(launcher, "--fault", KILL.replace("11", "14"), program=str(deadly))
+    job.go_to(5)
+    job.wait_for("snapshot_wanted")
+    servers = [event["pid"] for event in job.events("server_started") if event["rank"] == 1]
+    armed.write_text(str(servers[0]))
+    job.go_to(9)
+    assert "A device's server of rank 1 has ended meanwhile" in job.wait_for("snapshot_failed")["text"]
+    assert not armed.exists()
+    assert [event["pid"] for event in job.events("server_ended")][:1] == servers[:1]
+    job.wait_for("recovered")
+    job.go_to(13)
+    step = job.wait_for("snapshot")["step"]
+    result = job.finish()
+    assert result.status == 0, result.err
+    assert [*job.finals, *job.logs] == undisturbed_job
+    assert [event["step"] for event in job.events("gone_back")][:1] == [step]
 
 
 def test_a_full_disk_harms_no_training(launcher: Launcher, program: str, undisturbed_job: list[str]) -> None:

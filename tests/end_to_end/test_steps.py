@@ -34,9 +34,8 @@ distributed.destroy_process_group()
 def test_steps_are_seen_without_a_word_of_the_script(launcher: Launcher) -> None:
     script = launcher.script(SCRIPT)
     command = [*JITCKPT, "steps", "--json", "--device", "softgpu", "--nproc-per-node", "2", "--", script]
-    result = launcher.run(*command)
-    assert result.status == 0, result.err
-    ranks = json.loads(result.out)
+    out = launcher.succeed(*command)
+    ranks = json.loads(out)
     assert [one["rank"] for one in ranks] == [0, 1]
     one, other = ranks
     assert one["state"] == other["state"], "names are the same on all replicas"

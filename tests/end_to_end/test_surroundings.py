@@ -32,13 +32,18 @@ NAMES = ("json", "queue", "random", "socket", "statistics", "numbers", "jitckpt"
 
 def by_another_user(folder: Path) -> list[str]:
     """Return jitckpt as who has no rights here runs it; where that can't be, as who may read all."""
+    return without_rights(folder) or [*AS_USER, *MAY_READ, *WITHOUT_HOME, *PROGRAM]
+
+
+def without_rights(folder: Path, *rights: str) -> list[str]:
+    """Return jitckpt as another user runs it; [] where that can't be. rights: options of setpriv."""
     paths = [*filter(None, [os.environ.get("PYTHONPATH")]), sysconfig.get_path("purelib")]
-    command = [*AS_USER, *WITHOUT_HOME, f"PYTHONPATH={os.pathsep.join(paths)}", *SYSTEMS_PROGRAM]
+    command = [*AS_USER, *rights, *WITHOUT_HOME, f"PYTHONPATH={os.pathsep.join(paths)}", *SYSTEMS_PROGRAM]
     if SYSTEMS.exists():
         tried = subprocess.run([*command, "--version"], cwd=folder, capture_output=True, check=False)
         if tried.returncode == 0:
             return command
-    return [*AS_USER, *MAY_READ, *WITHOUT_HOME, *PROGRAM]
+    return []
 
 
 @pytest.fixture

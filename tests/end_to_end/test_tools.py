@@ -1,6 +1,8 @@
 """The commands around a job, on one that has really failed: verify makes it, the others look at it."""
 
 import json
+import socket
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher import JITCKPT, Launcher
@@ -29,9 +31,8 @@ def test_a_training_is_verified_inspected_and_drawn(launcher: Launcher, tmp_path
     assert not (tmp_path / "ckpt").exists(), "the script's own directory is not touched"
 
     checkpoints = str(kept / "trial-1" / "ckpt")
-    inspected = launcher.run(*JITCKPT, "inspect", "--verify", "--json", checkpoints)
-    assert inspected.status == 0, inspected.err
-    found = json.loads(inspected.out)
+    inspected = launcher.succeed(*JITCKPT, "inspect", "--verify", "--json", checkpoints)
+    found = json.loads(inspected)
     timeline = launcher.run(*JITCKPT, "timeline", "--json", checkpoints)
     (recovery,) = json.loads(timeline.out)["jobs"][0]["recoveries"]
     assert found["restart"] == recovery["step"] in range(1, 6)
@@ -75,3 +76,50 @@ def test_the_doctor_finds_what_has_no_second_copy(launcher: Launcher, tmp_path: 
     assert problems["replicas"].startswith("rank 0's shard 0 (")
     assert problems["rank-local state"] == "rank 0 keeps no copy of buffers.cache"
     assert [path.name for path in tmp_path.iterdir()] == ["script.py"], "nothing is left"
+
+
+# Of both ranks, and of no other process of the job.
+CONNECTED = """
+import os, runpy, socket, sys
+daemon = socket.socket(socket.AF_UNIX)
+daemon.connect("daemon")
+log = open("log", "a")
+large = open("large", "ab")
+os.truncate("large", 100_000_000)
+outside = socket.create_connection(("127.0.0.1", int(sys.argv.pop(1))))
+sys.argv.pop(0)
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_the_doctor_names_what_keeps_processes_from_being_moved(launcher: Launcher, tmp_path: Path) -> None:
+    example = Path(__file__).parents[2] / "examples" / "plain_ddp.py"
+    command = [*JITCKPT, "doctor", "--json", "--device", "softgpu", "--mode", "transparent", "--"]
+    kept: list[socket.socket] = []
+    with (
+        socket.socket(socket.AF_UNIX) as daemon,
+        socket.create_server(("127.0.0.1", 0)) as outside,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        daemon.bind(str(tmp_path / "daemon"))
+        daemon.listen()
+        pool.submit(lambda: kept.extend(daemon.accept()[0] for _ in range(2)))
+        port = str(outside.getsockname()[1])
+        script = launcher.script(CONNECTED)
+        examined = launcher.run(*command, script, port, str(example), "--steps", "1000000")
+    for one in kept:
+        one.close()
+    rows = [row for row in json.loads(examined.out)["rows"] if row["check"] in ("script", "moves")]
+    assert rows[0]["found"] == "2 ranks ran a minibatch again, bit for bit", examined.err
+    here = [row["found"] for row in rows[1:] if "anew" in row["advice"]]
+    where = tmp_path / "daemon"
+    assert here == [f"rank 0, 1: python has a socket at {where} whose other end is a process's of its own"]
+    there = [row["found"] for row in rows[1:] if "another host" in row["advice"]]
+    assert there == [
+        f"rank 0, 1: python has a TCP connection to 127.0.0.1:{port}",
+        f"rank 0, 1: python has {tmp_path}/large open to write, 100.0 MB on a disk of this host",
+    ]
+    assert {path.name for path in tmp_path.iterdir()} == {"script.py", "daemon", "log", "large"}
+    plain = launcher.run(*command, str(example), "--steps", "1000000")
+    (row,) = [row for row in json.loads(plain.out)["rows"] if row["check"] == "moves"]
+    assert row["state"] == "ok", row

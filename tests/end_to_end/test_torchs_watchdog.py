@@ -64,11 +64,10 @@ def test_the_watchdog_hears_of_no_failure_and_waits_for_none(launcher: Launcher)
     # With the collective under way, which the watchdog asks for again and again.
     command += ["--fault", "rank=1 step=6 phase=allreduce kind=sticky"]
     variables = ["TORCH_NCCL_HEARTBEAT_TIMEOUT_SEC=2", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC=100"]
-    result = launcher.run("env", "JITCKPT_PROXY_SPARE=0", *variables, *command, launcher.script(SCRIPT))
-    assert result.status == 0, result.err
+    out = launcher.succeed("env", "JITCKPT_PROXY_SPARE=0", *variables, *command, launcher.script(SCRIPT))
     for rank in (0, 1):
         line = f"rank {rank}: a step took longer than the watchdog may be silent: True"
-        assert line in result.out.splitlines(), result.out
+        assert line in out.splitlines(), out
     named = [event["event"] for event in read_events(directory)[0]]
     assert "recovered" in named
     assert not {"restart", "recovery_given_up"} & set(named)

@@ -294,9 +294,8 @@ def test_a_cut_network_in_the_first_step_is_a_pause_and_a_late_rank_before_it_is
     command += ["--warm-start", "--warm-spares", "0", "--hang-timeout", "2"]
     command += ["--checkpoint-dir", str(directory)]
     command += ["--fault", "rank=1 step=1 phase=allreduce kind=network-cut"]
-    result = launcher.run(*command, launcher.script(BEGINNING), str(directory))
-    assert result.status == 0, result.err
-    assert sorted(result.out.splitlines()) == ["rank 0, equal: True", "rank 1, equal: True"]
+    out = launcher.succeed(*command, launcher.script(BEGINNING), str(directory))
+    assert sorted(out.splitlines()) == ["rank 0, equal: True", "rank 1, equal: True"]
     events = read_events(directory)[0]
     named = [event["event"] for event in events]
     assert named.index("straggler") < named.index("recovery_begun")
@@ -390,9 +389,8 @@ def test_servers_are_the_agents_children_and_a_program_that_waits_for_all_its_ow
     directory = launcher.directory / "checkpoints"
     command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
     command += ["--checkpoint-dir", str(directory)]
-    result = launcher.run(*command, launcher.script(SERVERS))
-    assert result.status == 0, result.err
-    told = sorted(line for line in result.out.splitlines() if line.startswith("rank "))
+    out = launcher.succeed(*command, launcher.script(SERVERS))
+    told = sorted(line for line in out.splitlines() if line.startswith("rank "))
     assert told == [f"rank {rank}: [\"agent's\", 'no children', True, True]" for rank in (0, 1)]
     events = read_events(directory)[0]
     assert "recovered" in [event["event"] for event in events]

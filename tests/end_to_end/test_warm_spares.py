@@ -188,6 +188,5 @@ WITH_OPERATORS = """
 def test_a_module_that_asks_for_cuda_costs_no_restart(launcher: Launcher) -> None:
     command = [*RUN, "--device", "softgpu", "--nproc-per-node", "2", "--max-restarts", "1"]
     fault = ["--fault", "rank=1 step=8 phase=backward kind=kill"]
-    ended = launcher.run(*command, *fault, launcher.script(WITH_OPERATORS))
-    assert ended.status == 0, ended.err
+    launcher.succeed(*command, *fault, launcher.script(WITH_OPERATORS))
     assert sum(event["event"] == "spare_used" for event in events(launcher)) == 2

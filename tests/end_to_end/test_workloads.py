@@ -26,10 +26,9 @@ def plain(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """What it says under torchrun."""
     devices = [*JITCKPT, "exec", "--device", "softgpu", "--devices", "2", "--"]
     launcher = Launcher(tmp_path_factory.mktemp("plain"))
-    result = launcher.run(*devices, *TORCHRUN, "--nproc-per-node", "2", *TRAINING)
-    assert result.status == 0, result.err
-    assert len(set(said(result.out).values())) == 13  # of BatchNorm each rank has its own
-    return said(result.out)
+    out = launcher.succeed(*devices, *TORCHRUN, "--nproc-per-node", "2", *TRAINING)
+    assert len(set(said(out).values())) == 13  # of BatchNorm each rank has its own
+    return said(out)
 
 
 def test_user_level_mode(launcher: Launcher, plain: dict[str, str]) -> None:
@@ -44,9 +43,8 @@ def test_user_level_mode(launcher: Launcher, plain: dict[str, str]) -> None:
 def test_transparent_mode(launcher: Launcher, plain: dict[str, str]) -> None:
     options = ["--mode", "transparent", "--checkpoint-dir", "ckpt"]
     fault = ["--fault", "rank=1 step=8 phase=allreduce kind=collective-error"]
-    result = launcher.run(*RUN, *options, *fault, *TRAINING)
-    assert result.status == 0, result.err
+    out = launcher.succeed(*RUN, *options, *fault, *TRAINING)
     events, _ = read_events(launcher.directory / "ckpt")
     (recovery,) = transparent_recoveries(events)
     assert (recovery.state, recovery.replaced) == (7, [])
-    assert said(result.out) == plain
+    assert said(out) == plain

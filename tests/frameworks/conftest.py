@@ -1,8 +1,11 @@
 """What came back from what, as records for the guide's table: `pytest tests/frameworks --records FILE`."""
 
+import datetime
 import importlib.metadata
 import json
+import subprocess
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +56,19 @@ def _record(case: Case, result: str) -> Record:
         "result": result,
         "version": importlib.metadata.version(program.framework),
         "torch": importlib.metadata.version("torch"),
+        "date": f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d}",
+        "commit": _commit(),
     }
+
+
+@cache
+def _commit() -> str:
+    """Return the commit that is tested, as it was before records were added; where there is no Git, none."""
+    command = ["git", "-C", str(Path(__file__).parent), "describe", "--always", "--dirty"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        return ""
 
 
 def _write(file: Path, new: Record) -> None:
@@ -68,4 +83,4 @@ def _write(file: Path, new: Record) -> None:
 
 
 def _case(record: Record) -> tuple[Any, ...]:
-    return tuple(record[name] for name in ("program", "mode", "ranks", "disturbance"))
+    return tuple(record[name] for name in ("program", "mode", "ranks", "disturbance", "torch"))

@@ -6,6 +6,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +15,7 @@ import pytest
 from cases import Program
 
 MAIN = "import sys; from jitckpt.cli import main; sys.exit(main())"
-LIMIT = 280.0  # seconds: to find what hangs, however slow the machine
+LIMIT = 700.0  # seconds: to find what hangs, however slow the machine
 
 Ends = dict[str, Any]
 
@@ -47,6 +49,15 @@ def run(program: Program, ranks: int, folder: Path, *flags: str, **environment: 
     ends = {file.name: json.loads(file.read_text()) for file in (folder / "out").glob("end-*.json")}
     assert len(ends) == ranks
     return ends | {file.name: losses(file) for file in (folder / "out").glob("loss-*.jsonl")}, said
+
+
+def until(condition: Callable[[], bool], goes_on: Callable[[], bool], said: Callable[[], str]) -> None:
+    """Wait for a condition, while a job goes on. said: what it says."""
+    end = time.monotonic() + LIMIT
+    while not condition():
+        assert goes_on(), said()[-6000:]
+        assert time.monotonic() < end, said()[-6000:]
+        time.sleep(0.05)
 
 
 def losses(file: Path) -> dict[str, float]:

@@ -16,11 +16,15 @@ PLACES = {
         "1/evaluated/3",
         "1/saved/3",
         "0/epoch ends/1",
+        "1/training ends/1",  # the best parameters are in the place of the last
     ),
+    "transformers, logged": ("1/epoch ends/1",),  # just behind the log of its last step
     "trl": ("1/log/3", "1/optimizer begins/6"),
     "lightning, a GAN": ("1/step begins/6", "1/between optimizers/6"),
     "lightning, hooks": ("1/step begins/3", "1/step begins/7"),
+    "lightning, checkpoints": ("1/step begins/4", "0/validates/9", "1/step begins/8"),
     "lightning, a stream": ("1/step begins/3",),
+    "deepspeed, fp16": ("1/step begins/8",),
     "accelerate, variables": ("1/step begins/6", "0/epoch ends/2"),
 }
 
@@ -31,6 +35,8 @@ KNOWN = (
     "The loop changes variables of the script that no save holds: _passed.",
     "Parameters or optimizer state are changed in the middle of a minibatch",
     "The 1 batches that a DataLoader gave before the failure are read again",
+    # Of "transformers, logged", which dies as it writes that down; a Trainer's own is made up all the same.
+    "Rank 1 may have failed between its optimizer step 4 and the end of that iteration.",
 )
 
 

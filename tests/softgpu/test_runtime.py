@@ -12,6 +12,18 @@ def test_torch_moves_data_on_streams(run_whole: Whole) -> None:
     assert run_whole("move_data").splitlines()[-1] == "all equal"
 
 
+def test_a_stream_waits_for_an_event(run_whole: Whole) -> None:
+    """By the third way torch itself does not: its FSDP2 frees by it what was gathered and nobody used.
+
+    Where that is another number some day, torch's FSDP2 may accumulate in tests/frameworks, too.
+    """
+    assert run_whole("wait_for_events").splitlines() == [
+        "torch.cuda's stream and event True",
+        "any device's stream and event True",
+        "any device's stream, torch.cuda's event False",
+    ]
+
+
 def test_gradients_are_told_that_lie_in_one_piece_on_a_gpu(run_whole: Whole) -> None:
     assert run_whole("gradients").splitlines() == ["True True"]
 

@@ -5,12 +5,15 @@ The rooms are those of docs/how-it-works/architecture.md. A new arrow is a line 
 
 import ast
 import importlib
+import inspect
 import re
 from collections.abc import Iterable, Iterator
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch.distributed
 
 ROOT = Path(__file__).parents[2]
 
@@ -20,7 +23,7 @@ PYTHON = {
     "cli": "rehearsal agent agent/migration doctor web reports clusters planning worker/in_place "
     "worker/self_check events bindings faults formats objects device hosts saves decisions encoding "
     "console system wire errors",
-    "rehearsal": "reports agent/proxies events bindings faults device tiers saves decisions wire errors",
+    "rehearsal": "reports agent/proxies events faults saves wire errors",
     "agent": "agent/control agent/migration agent/proxies agent/processes ring events bindings faults tiers "
     "objects hosts saves decisions console system wire errors _memory_tier",
     "jitckpt": "worker worker/saving",  # the package's own names, imported when first asked for
@@ -61,7 +64,7 @@ PYTHON = {
     "encoding": "errors",
     "console": "system",
     "system": "bindings wire errors _seen",
-    "bindings": "wire errors",
+    "bindings": "wire errors _seen",
     "wire": "errors",
     "errors": "",
 }
@@ -106,6 +109,10 @@ PRIVATE_NAMES = {
     "torch.cuda._lazy_call": "worker/in_place/keeper.py",
     "torch.distributed.distributed_c10d._get_default_store": "worker/agreements.py",
     "torch._foreach_copy_": "ring/gathering.py",
+    "torch.distributed.tensor._random": "state/sent_numbers.py",
+    "torch.distributed._compute_bucket_assignment_by_size": "state/first_buckets.py",
+    "torch.distributed._register_comm_hook": "state/first_buckets.py",
+    "torch.distributed._register_builtin_comm_hook": "state/first_buckets.py",
     "torch.utils.data._utils.pin_memory.pin_memory": "data/loader_workers.py",
     "torch.utils.data._utils.signal_handling": "system/signals.py",
     "torch.utils.data.dataloader._MultiProcessingDataLoaderIter": "data/loader_workers.py",
@@ -120,11 +127,70 @@ PRIVATE_NAMES = {
     "torch._C._dynamo.eval_frame.get_eval_frame_callback": "hooks/untraced.py",
     f"{RENDEZVOUS}._BackendRendezvousStateHolder": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._NodeDesc": "hosts/rendezvous_state.py",
+    f"{RENDEZVOUS}._RendezvousExitOp": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._RendezvousState": "hosts/rendezvous_state.py",
     f"{RENDEZVOUS}._Action": "hosts/giving_way.py",
     f"{RENDEZVOUS}._DistributedRendezvousOpExecutor": "hosts/giving_way.py",
     f"{RENDEZVOUS}._should_keep_alive": "hosts/giving_way.py",
 }
+
+# The same where objects of torch are asked for them, by an alias or by a string: who has which.
+LOADERS = "torch.utils.data.dataloader"
+PRIVATE_ATTRIBUTES = {
+    "torch._C": "_cuda_getDeviceCount _cuda_isInBadFork",
+    "torch.Generator": "_cdata",
+    "torch.amp.GradScaler": "_growth_tracker _init_growth_tracker _init_scale _per_optimizer_states _scale",
+    "torch.nn.Module": "_forward_hooks _forward_pre_hooks _non_persistent_buffers_set",
+    "torch.nn.parallel.DistributedDataParallel": "_build_debug_param_to_name_mapping "
+    "_build_params_for_reducer _comm_hooks _ddp_init_helper _get_ddp_logging_data",
+    "torch.distributed.Reducer": "_remove_autograd_hooks _set_static_graph",
+    "torch.distributed.Logger": "_set_comm_hook_name _set_static_graph",
+    "torch.distributed.ProcessGroup": "_get_sequence_number_for_group",
+    "torch.distributed.distributed_c10d": "_world",
+    "torch.distributed.fsdp._flat_param.FlatParameter": "_is_flat_param _local_shard _params _shared_params",
+    "torch.distributed.fsdp._init_utils": "_inter_node_pg",
+    "torch.distributed.optim.apply_optimizer_in_backward": "_in_backward_optimizers",
+    "torch.distributed.pipelining.stage": "_PipelineStageBase",
+    "torch.distributed.tensor.DTensor": "_local_tensor",
+    "torch.distributed.tensor._random": "_rng_tracker",
+    "torch.distributed.tensor.parallel.ddp": "_st_info",
+    "torch.distributed.tensor.placement_types": "_StridedShard",
+    "torch._dynamo.eval_frame.OptimizedModule": "_orig_mod",
+    "torch.utils.data._utils.signal_handling": "_set_worker_signal_handlers",
+    f"{LOADERS}.DataLoader": "_get_iterator _index_sampler",
+    f"{LOADERS}._BaseDataLoaderIter": "_num_yielded",
+    f"{LOADERS}._MultiProcessingDataLoaderIter": "_get_data _reset _task_info _try_put_index "
+    "_worker_queue_idx_cycle",
+    "torch.distributed.elastic.agent.server.api.SimpleElasticAgent": "_assign_worker_ranks _exit_barrier "
+    "_monitor_workers _rendezvous _start_workers _store _worker_group",
+    "torch.distributed.elastic.multiprocessing.api.PContext": "_tail_logs",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend": "_matches_machine_hostname",
+    "torch.distributed.elastic.rendezvous.c10d_rendezvous_backend.C10dRendezvousBackend": "_NULL_SENTINEL "
+    "_call_store _decode_state",
+    f"{RENDEZVOUS}.DynamicRendezvousHandler": "_bootstrap_store_info _get_deadline _op_executor _settings "
+    "_state_holder _stop_heartbeats _store _this_node",
+    f"{RENDEZVOUS}._BackendRendezvousStateHolder": "_backend _cache_duration _sanitize",
+    f"{RENDEZVOUS}.RendezvousTimeout": "_set_timeouts",
+}
+# Of other libraries, of Python, and of classes of ours that others are made of.
+NOT_TORCHS = set(
+    [
+        "_ActionsContainer",
+        "_bit_generator",
+        "_copy",
+        "_current_frames",
+        "_get_option_tuples",
+        "_getframe",
+        "_handed_out",
+        "_jitckpt",
+        "_look_at",
+        "_proxies",
+        "_rand",
+        "_run_exitfuncs",
+        "_use_objects",
+        "_what",
+    ]
+)
 
 
 def packages(root: Path) -> dict[str, Path]:
@@ -177,6 +243,36 @@ def arrows(root: Path) -> dict[tuple[str, str], list[str]]:
             if other not in (None, room):
                 found.setdefault((room, str(other)), []).append(f"{file.relative_to(root)} imports {name}")
     return found
+
+
+def counts(root: Path) -> dict[str, int]:
+    """Return how large the house is, as docs/contributing.md has it."""
+    files = dict((_module(file.relative_to(root)), file) for _, file in files_of(root))
+    between = {
+        (name, other)
+        for name, file in files.items()
+        for imported in imports(file)
+        if (other := _nearest(imported, files)) not in (None, "jitckpt", name)
+    }
+    return {
+        "files of Python in the package": len(files),
+        "of them in jitckpt/ itself": sum(file.parent == root / "jitckpt" for file in files.values()),
+        "folders": len(packages(root)),
+        "arrows between files": len(between),
+        "arrows between folders": len(arrows(root)),
+    }
+
+
+def _module(path: Path) -> str:
+    words = [*(["jitckpt"] if path.parts[0] == "hooks" else []), *path.with_suffix("").parts]
+    return ".".join(words[:-1] if words[-1] == "__init__" else words)
+
+
+def _nearest(name: str, files: Iterable[str]) -> str | None:
+    """Return the file that a dotted name is of, or is itself; None if it is not of this package."""
+    while name and name not in files:
+        name = name.rpartition(".")[0]
+    return name or None
 
 
 def forbidden(found: dict[tuple[str, str], list[str]]) -> list[str]:
@@ -407,7 +503,7 @@ def test_what_is_planted_against_these_laws_is_found(tmp_path: Path) -> None:
 
 PRIVATE = re.compile(r"\btorch(?:\.\w+)*?\._[a-zA-Z]\w*(?:\.\w+)*")
 # Modules that are only named, to be told from others; they need not be there.
-NAMED_ONLY = {"torch._dynamo", "torch._inductor"}
+NAMED_ONLY = {"torch._dynamo", "torch._inductor", "torch._inductor.config"}
 
 
 def private_names(file: Path) -> set[str]:
@@ -438,3 +534,103 @@ def test_this_torch_has_the_private_name(name: str) -> None:
         importlib.import_module(name)
     except ImportError:
         assert hasattr(importlib.import_module(module), attribute), f"torch has taken {name} away"
+
+
+UNDERSCORED = re.compile(r"_[a-zA-Z]\w*")
+
+
+def others_private_names(root: Path) -> set[str]:
+    """Return the private names that files which know torch ask objects for, and no file of ours gives one.
+
+    Frameworks' own names are in frameworks/. A name that we and torch both have (_store) can't be told apart.
+    """
+    trees = {file: ast.parse(file.read_text()) for _, file in files_of(root)}
+    own = {name for tree in trees.values() for node in ast.walk(tree) for name in _given(node)}
+    return {
+        name
+        for file, tree in trees.items()
+        if "frameworks" not in file.parts and re.search(r"\btorch\b", file.read_text())
+        for node in ast.walk(tree)
+        for name, of_base in _asked_for(node)
+        if UNDERSCORED.fullmatch(name) and (of_base or name not in own)
+    }
+
+
+def _given(node: ast.AST) -> list[str]:
+    match node:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            return [name]
+        case ast.Name(id=name, ctx=ast.Store()) | ast.arg(arg=name):
+            return [name]
+        case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+            return [name]
+    return []
+
+
+def _asked_for(node: ast.AST) -> list[tuple[str, bool]]:
+    match node:
+        case ast.Attribute(value=ast.Call(func=ast.Name(id="super")), attr=name):
+            return [(name, True)]
+        case ast.Attribute(attr=name):
+            return [(name, False)]
+        case ast.Call(args=arguments):
+            return [
+                (one.value, False)
+                for one in arguments
+                if isinstance(one, ast.Constant) and isinstance(one.value, str)
+            ]
+    return []
+
+
+def test_private_names_by_an_alias_a_string_or_an_object_are_those_of_the_table() -> None:
+    of_table = {name for names in PRIVATE_ATTRIBUTES.values() for name in names.split()}
+    by_path = {word for name in PRIVATE_NAMES for word in name.split(".") if word.startswith("_")}
+    assert others_private_names(ROOT) - of_table - by_path == NOT_TORCHS
+
+
+def test_a_planted_private_name_is_found(tmp_path: Path) -> None:
+    (tmp_path / "hooks").mkdir()
+    (tmp_path / "jitckpt").mkdir()
+    (tmp_path / "jitckpt" / "__init__.py").write_text(
+        "import torch.distributed as d\nown._given = 1\nd._alias\ngetattr(d, '_string')\n"
+        "class A:\n    def _ours(self): self._mine = self._ours() + self._theirs\n"
+    )
+    assert others_private_names(tmp_path) == {"_alias", "_string", "_theirs", "_given"}
+
+
+def has(owner: object, name: str) -> bool:
+    """Return whether a module or class has this name, or its source gives it to its objects."""
+    if hasattr(owner, name):
+        return True
+    given = re.compile(rf'\b{name}\b(: [^=\n]+)? = |^ +{name}: |"{name}"', re.MULTILINE)
+    return any(given.search(_source(one)) for one in getattr(owner, "__mro__", (owner,)))
+
+
+def _source(owner: Any) -> str:
+    try:
+        return inspect.getsource(owner)
+    except (TypeError, OSError):  # it is of C
+        return ""
+
+
+@pytest.mark.parametrize(
+    ("owner", "name"),
+    [(owner, name) for owner, names in PRIVATE_ATTRIBUTES.items() for name in names.split()],
+)
+def test_this_torch_has_the_private_attribute(owner: str, name: str) -> None:
+    try:
+        found: object = importlib.import_module(owner)
+    except ImportError:
+        module, _, of_module = owner.rpartition(".")
+        found = getattr(importlib.import_module(module), of_module)
+    assert has(found, name), f"torch has taken {name} of {owner} away"
+
+
+def test_a_name_that_torch_has_taken_away_is_missed() -> None:
+    assert not has(torch.nn.Module, "_no_such_hooks")
+    assert not has(torch.distributed.distributed_c10d, "_no_such_world")
+
+
+if __name__ == "__main__":
+    for what, count in counts(ROOT).items():
+        print(f"{count:>5} {what}")

@@ -4,14 +4,19 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from jitckpt.agent.migration import looked_at
 from jitckpt.decisions.belongings import (
     ESTABLISHED,
+    GLOO,
     LISTENS,
+    MOST_WRITTEN,
+    SERVER,
     Carried,
     CarriedProcess,
     OpenFile,
@@ -19,6 +24,7 @@ from jitckpt.decisions.belongings import (
     SocketEnd,
     Surroundings,
     carried,
+    shown,
 )
 
 OUTPUT, TERMINAL, NOWHERE = (8, 100), (24, 3), (6, 3)
@@ -52,9 +58,9 @@ def test_what_leads_to_the_agent_is_made_anew() -> None:
     assert found.obstacles == ()
 
 
-def test_what_goes_with_the_servers_or_stays_within_is_no_obstacle() -> None:
+def test_what_is_between_servers_and_ranks_or_stays_within_is_no_obstacle() -> None:
     sockets = [
-        Socket(22, "unix", ESTABLISHED, 5, 503),  # a server's, which ends before
+        Socket(22, "unix", ESTABLISHED, 5, 503),  # a server's, which ends before, or stays
         Socket(23, "unix", ESTABLISHED, 1, 24),
         Socket(24, "unix", ESTABLISHED, 1, 23),
         Socket(25, "unix", ESTABLISHED, 1, 0),  # whose other end is gone
@@ -66,7 +72,7 @@ def test_what_goes_with_the_servers_or_stays_within_is_no_obstacle() -> None:
         OpenFile(5, "anon_inode:[pidfd]", (5, 1), pidfd=77),
     )
     found = look([process], sockets)
-    assert (found.sockets, found.obstacles) == ((), ())
+    assert (found.sockets, found.obstacles) == ((SocketEnd(22, 5, f"{SERVER}22"),), ())
     assert found.folders == ("/", "/tmp/pymp-1")
 
 
@@ -126,6 +132,77 @@ def test_a_connection_to_outside_keeps_them_from_going_elsewhere_alone() -> None
     assert found.obstacles == ("Process 10 (python) has a TCP connection to 10.0.0.2:29500.",)
     both = [tcp, Socket(28, "tcp", ESTABLISHED, ends=tcp.ends[::-1])]
     assert look([has(socket_file(3, 27), socket_file(4, 28))], both, elsewhere).obstacles == ()
+
+
+def test_a_gloo_group_is_named_as_one() -> None:
+    elsewhere = Surroundings({}, {}, elsewhere=True, hosts=["10.0.0.1", "10.0.0.2"])
+    ends = [
+        Socket(27, "tcp", ESTABLISHED, ends=("10.0.0.1:4000", "10.0.0.2:4001")),
+        Socket(28, "tcp", ESTABLISHED, ends=("10.0.0.1:4000", "10.0.0.1:4002")),
+        Socket(29, "tcp", LISTENS, ends=("10.0.0.1:4000", "0.0.0.0:0")),
+        Socket(30, "tcp", ESTABLISHED, ends=("10.0.0.1:4009", "10.9.9.9:443")),
+    ]
+    files = [socket_file(number, number) for number in range(27, 31)]
+    other, group = look([has(*files, threads=frozenset({"python", GLOO}))], ends, elsewhere).obstacles
+    assert (
+        "has a gloo group, by which ranks are connected by TCP (as to 10.0.0.2:4001, 10.0.0.1:4002)" in group
+    )
+    assert other == "Process 10 (python) has a TCP connection to 10.9.9.9:443."
+    assert len(look([has(*files)], ends, elsewhere).obstacles) == 4, "without such a thread it is none"
+
+
+@pytest.mark.parametrize(
+    ("place", "stays"),
+    [
+        ("10.0.0.1:80", True),
+        ("0.0.0.0:80", False),
+        ("::1:80", False),
+        (":::80", False),
+        ("127.0.0.5:80", False),
+    ],
+)
+def test_who_listens_at_an_address_of_this_host_can_not_do_so_elsewhere(place: str, stays: bool) -> None:
+    listens = Socket(27, "tcp", LISTENS, ends=(place, "0.0.0.0:0"))
+    found = look([has(socket_file(3, 27))], [listens], Surroundings({}, {}, elsewhere=True))
+    sentence = (
+        f"Process 10 (python) has a TCP socket that listens at {place}, which is an address of this host."
+    )
+    assert found.obstacles == ((sentence,) if stays else ())
+    assert look([has(socket_file(3, 27))], [listens]).obstacles == ()
+
+
+def test_files_that_are_written_go_with_them_unless_they_are_large() -> None:
+    small, large = OpenFile(3, "/tmp/log", (8, 6)), OpenFile(4, "/data/all.bin", (8, 7))
+    written = {"/tmp/log": 5, "/data/all.bin": MOST_WRITTEN + 1}
+    found = look([has(small, large)], around=Surroundings({}, {}, elsewhere=True, written=written))
+    assert found.written == ("/data/all.bin", "/tmp/log")
+    (sentence,) = found.obstacles
+    assert sentence == "Process 10 (python) has /data/all.bin open to write, 67.1 MB on a disk of this host."
+
+
+def test_of_many_obstacles_three_are_shown() -> None:
+    assert shown(["A.", "B."]) == "A. B."
+    assert shown(["A.", "B.", "C.", "D.", "E."]) == "A. B. C. There are 2 more obstacles."
+
+
+def test_which_files_are_written_is_seen(tmp_path: Path) -> None:
+    with (tmp_path / "log").open("w") as log, (tmp_path / "data").open("w") as data:
+        log.write("text")
+        log.flush()
+        data.close()
+        with (tmp_path / "data").open():
+            assert looked_at.written_here(os.getpid())[log.name] == len("text")
+            assert data.name not in looked_at.written_here(os.getpid())
+
+
+def test_threads_are_seen_by_their_names() -> None:
+    program = "open('/proc/self/comm', 'w').write('so called'); input()"
+    with subprocess.Popen(
+        [sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL
+    ) as process:
+        while looked_at.tree(process.pid)[0].threads != {"so called"}:
+            time.sleep(0.01)
+        process.communicate(b"\n")
 
 
 CHILD = """

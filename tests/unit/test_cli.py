@@ -64,18 +64,6 @@ MEETS = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
             "it needs --secret-file FILE, the same on all hosts",
         ),
         (
-            [
-                "run",
-                *MOVES,
-                "--nnodes=2",
-                "--rdzv-id=job",
-                "--coordination=etcd://127.0.0.1:1",
-                "--standby",
-                "x.py",
-            ],
-            "--standby: with --broken-device move not with --coordination",
-        ),
-        (
             ["run", "--memory-tier", "parity", __file__],
             "parity needs groups of 3 hosts or more, and here are 1",
         ),

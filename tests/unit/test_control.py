@@ -31,10 +31,11 @@ def test_facts_of_one_rank_change_no_other() -> None:
 
 
 class Connections:
-    """Of three hosts, of which this is the second; keeps what is sent."""
+    """Of three hosts, of which this is the second, and one that has come for the first one's ranks."""
 
     def __init__(self) -> None:
-        self.all, self.index, self.sent = (0, 1, 2), 1, list[tuple[int | None, agents.AgentMessage]]()
+        self.all = [SimpleNamespace(ranks_of=of) for of in (-1, -1, -1, 0)]
+        self.index, self.sent = 1, list[tuple[int | None, agents.AgentMessage]]()
 
     def send(self, host: int, message: agents.AgentMessage) -> None:
         self.sent.append((host, message))
@@ -52,7 +53,7 @@ def test_the_first_host_that_lives_leads_and_alone_is_told_what_only_one_acts_on
     hosts.pass_on(1, protocol.AtEnd(1))
     assert connections.sent[-1][0] is None
     hosts.lost.add(0)
-    hosts.leaving.add(2)
+    hosts.leaving.update((2, 3))
     hosts.pass_on(1, progress)
     assert (hosts.leader(), hosts.leads(), len(connections.sent)) == (1, True, 2)
     assert hosts.gone == {0, 2}

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from typing import Any
 from uuid import uuid4
 
@@ -56,13 +57,19 @@ class Agents:
         return [self.pool.submit(agent.next_rendezvous) for agent in agents]
 
 
-@pytest.fixture
-def agents(cluster: Cluster) -> Iterator[Agents]:
+@contextmanager
+def agents_at(cluster: Cluster) -> Iterator[Agents]:
     with ThreadPoolExecutor(8) as pool:
         made = Agents(cluster, pool)
         yield made
         for agent in made.made:
             agent.leave()
+
+
+@pytest.fixture
+def agents(cluster: Cluster) -> Iterator[Agents]:
+    with agents_at(cluster) as made:
+        yield made
 
 
 def lose(agent: CoordinatedRendezvous, *others: CoordinatedRendezvous) -> None:

@@ -1,9 +1,14 @@
 """CRIU as it is found and asked; what needs it is left out where it is missing."""
 
+import contextlib
 import dataclasses
+import fcntl
 import os
+import socket
 import subprocess
 import sys
+import termios
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -110,6 +115,90 @@ def test_a_process_goes_on_where_it_was(found: Criu, folder: int, way: str) -> N
         assert os.waitpid(process.pid, 0)[1] == 9
     assert numbers == list(range(1, 21))
     assert sorted(name for name in os.listdir(folder) if name.endswith(".log")) == ["dump.log", "restore.log"]
+
+
+def test_what_a_process_has_said_is_seen_as_it_is_in_its_image(found: Criu, folder: int) -> None:
+    """It runs on afterwards, and says more."""
+    if not found.tells_when_stopped:
+        pytest.skip("protobuf is not installed")
+    ours, theirs = socket.socketpair()
+    text = f"""
+import itertools, os
+for number in itertools.count():
+    os.write({theirs.fileno()}, b"x")  # as long as there is room
+"""
+    process = subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=[theirs.fileno()],
+        start_new_session=True,
+    )
+    theirs.close()
+    seen = []
+
+    def look() -> None:
+        for _ in range(2):
+            time.sleep(0.05)
+            seen.append(int.from_bytes(fcntl.ioctl(ours, termios.FIONREAD, bytes(4)), sys.byteorder))
+
+    with ours:
+        ours.recv(1)
+        inode = os.stat(f"/proc/{process.pid}/fd/{theirs_number(process.pid)}").st_ino
+        options = Options(folder, 10, [f"unix[{inode}]"], leaves_running=True, while_stopped=look)
+        criu.dump(found, process.pid, options)
+        assert len(seen) == 2
+        assert seen[0] == seen[1]
+        assert process.poll() is None
+        ours.setblocking(False)
+        with contextlib.suppress(BlockingIOError):
+            while ours.recv(1 << 20):
+                pass
+        ours.setblocking(True)
+        assert ours.recv(1) == b"x"
+        process.kill()
+        process.wait()
+
+
+def theirs_number(pid: int) -> str:
+    """Return the number that a process's one socket has there."""
+    names = os.listdir(f"/proc/{pid}/fd")
+    return next(name for name in names if os.readlink(f"/proc/{pid}/fd/{name}").startswith("socket:"))
+
+
+@pytest.mark.parametrize("mode", ["a", "a+", "r"])
+def test_of_files_that_grow_meanwhile_only_those_that_are_appended_to_are_taken(
+    found: Criu, folder: int, tmp_path: Path, mode: str
+) -> None:
+    """What keeps ranks from being moved (Mover.look) stands on this."""
+    (log := tmp_path / "log").write_text("before\n")
+    text = (
+        f"file = open({str(log)!r}, {mode!r}); open({str(log)!r} + '-open', 'w'); import time; time.sleep(99)"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", text],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    while not (tmp_path / "log-open").exists():
+        assert process.poll() is None
+    criu.dump(found, process.pid, Options(folder, 10))
+    process.wait()
+    with log.open("a") as another:
+        another.write("meanwhile\n")
+    if mode != "a":
+        with pytest.raises(CriuError):
+            criu.restore(found, Options(folder, 10))
+        log_of_criu = os.open("restore.log", os.O_RDONLY, dir_fd=folder)
+        with open(log_of_criu) as said:
+            assert f"{str(log)[1:]} has bad size 17 (expect 7)" in said.read()
+        return
+    assert criu.restore(found, Options(folder, 10)) == process.pid
+    os.kill(process.pid, 9)
+    assert os.waitpid(process.pid, 0)[1] == 9
 
 
 def test_a_dump_that_fails_leaves_the_process_as_it_was(found: Criu, folder: int) -> None:

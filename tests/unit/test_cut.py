@@ -6,7 +6,7 @@ from itertools import combinations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jitckpt.decisions.cut import GRAIN, members, parts
+from jitckpt.decisions.cut import GRAIN, RanksRoom, for_room, in_words, members, parts
 from jitckpt.decisions.redundancy import cell, groups, layout, survives
 
 SIZES = st.dictionaries(st.text("abc", min_size=1, max_size=3), st.integers(0, 400), max_size=6)
@@ -20,6 +20,25 @@ def test_members_are_the_ranks_of_one_shard(shards: list[int]) -> None:
         assert rank in of
         assert all(members(shards, other) == of for other in of)
         assert {shards[other] for other in of} == {shards[rank]}
+
+
+def of_rank(shard: int, host: int, limit: float = 100.0) -> RanksRoom:
+    return RanksRoom(shard, host, 20.0, limit)
+
+
+def test_states_are_cut_where_whole_ones_have_no_room() -> None:
+    """Two steps of a state and of another host's are 80; with parts of three replicas 40 + 2 * 2 * 20 / 3."""
+    three = [of_rank(0, host) for host in range(3)]
+    assert for_room(three, 2) == []
+    small = [of_rank(0, 0, 79.0), *three[1:], of_rank(1, 3, 79.0)]
+    assert for_room(small, 2) == [0], "the other one has nobody to cut it with"
+    assert in_words(small, [0]) == (
+        "ranks 0, 1, 2 keep a part each of what their replicas on other hosts hold, too, and another host "
+        "that part: whole states of 20 B and their copies have no room"
+    )
+    assert for_room([of_rank(0, 0, 66.0), *three[1:]], 2) == [], "no room for that either"
+    assert for_room([of_rank(0, 0, 79.0), of_rank(0, 1)], 2) == [], "two replicas gain nothing"
+    assert for_room([of_rank(0, 0, 79.0), of_rank(0, 1), of_rank(0, 1)], 2) == [], "two parts on a host"
 
 
 def bytes_of(sizes: dict[str, int], count: int, number: int, uncut: set[str]) -> list[Byte]:

@@ -23,10 +23,12 @@ from jitckpt.bindings.criu import CriuError
 from jitckpt.decisions.belongings import Carried
 from jitckpt.decisions.recovery import Rank
 from jitckpt.hosts import link, visiting
-from jitckpt.hosts.connections import HostLost
+from jitckpt.hosts.connections import Arrived, HostLost
 from jitckpt.hosts.standbys import Standby
 from jitckpt.ring import local_state
 from jitckpt.system import network_lock
+from jitckpt.wire import agents
+from jitckpt.wire.agents import Come, Ended, LastWords, Said, StepsCome
 from jitckpt.wire.moves import DumpedRank, HandOver, Move, RanksRestored, Taken
 from jitckpt.wire.visits import Refused
 
@@ -45,7 +47,7 @@ class MadeUpMover:
     fails: the rank that can't be dumped. restored: who was made again here. lost: who counts as killed.
     """
 
-    relay = SimpleNamespace(name="relay")
+    relay = SimpleNamespace(name="relay", forget=lambda ends: None)
 
     def __init__(self) -> None:
         self.fails, self.ring = 0, local_state.create()
@@ -95,13 +97,16 @@ class MadeUpMover:
 
 
 class MadeUpHosts:
-    """Two, of which this one is left. answers: the other one says its last when this one tells it."""
+    """Two, of which this one is left. answers: the other one says its last when this one tells it.
 
-    index, secret = 1, SECRET
+    stays: this one has said that it does.
+    """
+
+    index, secret, lost = 1, SECRET, frozenset[int]()
     all = (HOSTS[0], replace(HOSTS[1], ranks=tuple(ALL)))
 
     def __init__(self) -> None:
-        self.answers = True
+        self.answers, self.stays, self.has_turn = True, False, True
         self.told: list[int] = []  # the ports of those that come
         self.heard: list[Any] = []
         self._loop = asyncio.new_event_loop()
@@ -123,9 +128,16 @@ class MadeUpHosts:
     def start(self, coroutine: Coroutine[Any, Any, Any]) -> Future[Any]:
         return asyncio.run_coroutine_threadsafe(coroutine, self._loop)
 
+    def take_turn(self, within: float) -> bool:
+        return self.has_turn
+
     def hand_over(self, to: Any, within: float) -> bool:
         self.told.append(to.port)
         return self.answers
+
+    def give_ranks(self, to: Any, within: float) -> bool:
+        self.stays = True
+        return self.hand_over(to, within)
 
     def take(self) -> list[Any]:
         heard, self.heard = self.heard, []
@@ -148,6 +160,7 @@ class Leaving:
         self.came: list[str] = []  # what hosts that stand by have got
         self.standbys: list[Standby] = []
         self.ranks: list[Rank] = []
+        self.moves: list[Move] = []
         self.handed_over: list[HandOver] = []
 
     def stands_by(self, called: Called) -> None:
@@ -169,6 +182,7 @@ class Leaving:
     async def take(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         """Hear all that comes, up to the end of the images."""
         move, _ = await visiting.hear(reader, Move)
+        self.moves.append(move)
         self.came += move.ranks[0].said.get("agent", [])
         await receive_files(reader, writer, lambda _: os.memfd_create("image"), 60)
 
@@ -195,7 +209,7 @@ class Leaving:
             log,
             self.said.append,
             standbys=lambda: self.standbys,
-            facts=FACTS,
+            facts=lambda: FACTS,
             barrier=None,
             messenger=None,
             secret=SECRET,
@@ -234,6 +248,50 @@ def test_what_ranks_say_once_goes_with_them(job: Leaving) -> None:
     assert job.leave()
     (last,) = job.handed_over
     assert (last.at_end, last.ended) == ([0, 1], [(3, 0, "nothing")])
+
+
+FIRST = [Said(0, "to all"), StepsCome(Come()), Ended(0, 0, "nothing"), LastWords(), Said(0, "to both")]
+
+
+@pytest.fixture
+def first(job: Leaving) -> Leaving:
+    """The host that is left has the lead."""
+    job.hosts.index = leaving.LEADER
+    job.hosts.all = (replace(HOSTS[0], ranks=tuple(ALL)), replace(HOSTS[1], ranks=(3,)))
+    job.hosts.heard = [Arrived(1, one) for one in FIRST]
+    return job
+
+
+def test_the_first_host_stays_and_the_one_that_comes_is_one_more(first: Leaving) -> None:
+    first.stands_by(first.accept)
+    assert first.leave()
+    assert first.whereabouts == ([], [], [4711])
+    assert first.hosts.stays
+    (move,) = first.moves
+    assert (move.index, [(host.ranks, host.ranks_of) for host in move.hosts]) == (
+        2,
+        [((), -1), ((3,), -1), ((1, 2), 0)],
+    )
+    assert "the job needs it to the end" in first.said[-1]
+
+
+def test_one_more_host_hears_what_others_said_before_they_knew_of_it_and_the_first_one_too(
+    first: Leaving,
+) -> None:
+    """What they say afterwards they tell both."""
+    first.stands_by(first.accept)
+    assert first.leave()
+    ((order, *said),) = ([agents.decode(one.message) for one in last.unheard] for last in first.handed_over)
+    assert isinstance(order, agents.ProxyOrder)
+    assert said[1:] == [FIRST[0], FIRST[2]]
+    assert [one.message for one in first.hosts.heard] == [one for one in FIRST if one != LastWords()]
+
+
+def test_the_first_hosts_ranks_count_as_killed_where_one_more_host_is_gone_at_once(first: Leaving) -> None:
+    first.stands_by(first.restore)
+    assert not first.leave()
+    assert first.whereabouts == ([], ALL, [4711])
+    assert [one.message for one in first.hosts.heard] == [one for one in FIRST if one != LastWords()]
 
 
 def test_where_one_can_not_be_dumped_all_go_on_here(job: Leaving) -> None:
@@ -308,6 +366,33 @@ def test_who_takes_nothing_is_waited_for_so_long_and_no_longer(
     ended.result(10)
 
 
+def test_where_it_is_not_this_hosts_turn_in_time_all_go_on_here_once_they_are_gone_there(
+    job: Leaving,
+) -> None:
+    """Another host that is left tells the others, and does not come to an end."""
+    job.hosts.has_turn = False
+    gone: Future[None] = Future()
+
+    async def end(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await job.take(reader, writer)
+        writer.write(visiting.encode(RanksRestored(4711, 0.0)))
+        await reader.read()
+        await asyncio.sleep(0.2)
+        gone.set_result(None)
+
+    job.stands_by(end)
+    restore = job.mover.restore
+
+    def restored(dumped: list[Dumped]) -> dict[int, float]:
+        assert gone.done(), "they were there twice"
+        return restore(dumped)
+
+    job.mover.restore = restored  # type: ignore[method-assign]
+    assert not job.leave()
+    assert job.whereabouts == (ALL, [], [])
+    assert "It was not this host's turn" in job.said[-1]
+
+
 @pytest.mark.parametrize("others_answer", [True, False])
 def test_once_the_others_expect_them_elsewhere_they_are_not_made_again_here(
     job: Leaving, others_answer: bool
@@ -318,6 +403,15 @@ def test_once_the_others_expect_them_elsewhere_they_are_not_made_again_here(
     assert job.whereabouts == ([], ALL, [4711])
     assert {"CRIU-of-1", "CRIU-of-2"} <= job.unlocked
     assert "were not moved" in job.said[-1]
+
+
+def test_nobody_is_waited_for_once_the_first_host_is_lost(job: Leaving) -> None:
+    """Neither before the ranks are dumped, nor afterwards."""
+    job.hosts.lost = frozenset({leaving.LEADER})
+    waits = job.departure(wait=600.0)
+    assert not waits.is_possible()
+    assert not waits.leave(ORDERS)
+    assert job.whereabouts == (ALL, [], [])
 
 
 def test_the_ranks_are_held_until_a_host_stands_by_once_and_so_long(
@@ -344,5 +438,3 @@ def test_the_ranks_are_held_until_a_host_stands_by_once_and_so_long(
     slept.clear()
     assert not short.is_possible()
     assert slept == [], "it has waited twice"
-    monkeypatch.setattr(MadeUpHosts, "index", leaving.LEADER)
-    assert not waits.is_possible()

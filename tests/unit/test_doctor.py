@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from jitckpt.bindings import libc
-from jitckpt.cli.doctor import look_at_rendezvous
+from jitckpt.cli.doctor_table import look_at_rendezvous
 from jitckpt.doctor import checks, facts
 from jitckpt.doctor.checks import GIB, Disk, Row, SavedRank
 from jitckpt.events import Event

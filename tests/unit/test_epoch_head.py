@@ -24,7 +24,20 @@ def test_a_module_whose_buffers_are_a_list_is_looked_at() -> None:
     head = EpochHead([given], dict, pytest.fail)
     head.epoch_begins(sys._getframe())
     head.begins()
-    teacher, rate = WithAList(), 0.1
-    assert {"teacher", "rate"} <= head.digests().keys()
+    teacher, rate, unread = WithAList(), 0.1, 0.2
+    assert {"teacher", "rate"} == head.digests().keys()  # of what is read behind
     head.end()
-    del teacher, rate
+    assert isinstance(teacher, WithAList)
+    assert rate == 0.1
+    unread = rate
+    del unread
+
+
+def test_what_a_restart_puts_back_may_come_out_otherwise() -> None:
+    said: list[str] = []
+    head = EpochHead([], dict, said.append, is_put_back=lambda frame, name: name == "advantages")
+    head.epoch_begins(sys._getframe())
+    head.compare({"advantages": "1", "rate": "2"}, {"advantages": "3", "rate": "2"})
+    assert said == []
+    head.compare({"advantages": "1", "rate": "2"}, {"advantages": "3", "rate": "4"})
+    assert "before the failure: rate." in said[0]

@@ -77,6 +77,27 @@ class SeededLate(Sampler[int]):
         return 6
 
 
+def test_a_framework_that_is_built_otherwise_is_left_alone(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its training must not end because a newer version has other names."""
+    monkeypatch.setattr(protection, "_taken", "")
+    trainer = SimpleNamespace()
+    assert protection.unless_unknown("titan 9", lambda: trainer.job_config) is None
+    assert "titan 9: recognised, but not protected: it is built otherwise" in capsys.readouterr().err
+    assert protection.is_taken()
+    assert protection.unless_unknown("titan 9", lambda: trainer) is trainer
+
+
+def test_a_training_that_is_brought_back_does_not_go_on_unprotected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half of it would begin anew."""
+    brought_back: Any = SimpleNamespace(restored=5)
+    monkeypatch.setattr(protection, "_current", brought_back)
+    trainer = SimpleNamespace()
+    with pytest.raises(AttributeError, match="checkpointer"):
+        protection.unless_unknown("titan 9", lambda: trainer.checkpointer)
+
+
 def test_a_generator_that_is_made_late_comes_back() -> None:
     first = SeededLate()
     list(first)

@@ -5,12 +5,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from campaign import halves
+from campaign.halves import Directory, Noted, SeenSave
 from hypothesis import given
 from hypothesis import strategies as st
 
 from jitckpt.events import Event, EventLog
-from jitckpt.rehearsal import halves
-from jitckpt.rehearsal.halves import Directory, Noted, SeenSave
 from jitckpt.saves import layout, starts
 from jitckpt.saves.folders import SaveFolder
 from jitckpt.saves.layout import Identity

@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from hypothesis import strategies as st
 
 from jitckpt.hosts import connections, link
 from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
-from jitckpt.wire.agents import TakesIn, WantSave
+from jitckpt.wire.agents import LastWords, TakesIn, WantSave
 from jitckpt.wire.hosts import Host
 
 SECRET = b"what only this job's agents know"
@@ -101,6 +102,90 @@ def test_who_leaves_waits_for_no_last_words_of_a_lost_host(meeting: Meeting) -> 
     meeting.hosts.remove(b)
     assert take(a) == HostLost(1, "the connection has ended")
     assert a.hand_over(a.all[0], 10.0)
+
+
+def test_who_comes_in_a_hosts_place_has_its_own_store_in_reserve(meeting: Meeting) -> None:
+    a, b = meeting.meet(2)
+    assert not a.is_changed
+    coming = replace(b.all[1], port=4711, reserve=4712)
+    assert b.hand_over(coming, PATIENCE)
+    assert (a.is_changed, a.all[1]) == (True, coming)
+
+
+class GivenRanks:
+    """Three hosts, of which the first stays without its rank. comes: it goes on on one more."""
+
+    def __init__(self, meeting: Meeting, silence: float = PATIENCE) -> None:
+        self.meeting, self.hosts = meeting, [*meeting.prepare(3, silence=silence)]
+        for host in self.hosts[1:]:
+            host._thread.start()
+        self.hosts[0].connect(PATIENCE)
+        for host in self.hosts[1:]:
+            assert all(connected.wait(PATIENCE) for connected in host._connected.values())
+        self.listener = connections.listen("127.0.0.1")
+        self.hosts[1].broadcast(TakesIn("before"))
+        assert take(self.hosts[2]) == Arrived(1, TakesIn("before"))
+        to = Host("127.0.0.1", self.listener.getsockname()[1], (0,), 0, ranks_of=0)
+        assert self.hosts[0].give_ranks(to, PATIENCE)
+        assert [host.all for host in self.hosts] == [(*self.hosts[1].all[:3], to)] * 3
+        self.hosts[1].broadcast(TakesIn("after"))
+        self.hosts[0].send(3, TakesIn("of the first"))
+
+    def come(self) -> Hosts:
+        made = Hosts(3, self.hosts[0].all, self.listener, SECRET, PATIENCE, takes_place=True)
+        self.meeting.hosts.append(made)
+        made.connect(PATIENCE)
+        return made
+
+
+def taken(host: Hosts, count: int) -> list[Arrived | Unclear | HostLost]:
+    found: list[Arrived | Unclear | HostLost] = []
+    while len(found) < count:
+        assert select.select([host.wake], [], [], PATIENCE)[0], f"only {found} came"
+        found += host.take()
+    return found
+
+
+def test_ranks_of_a_host_that_stays_are_on_one_more(meeting: Meeting) -> None:
+    """Whom it is said to by others is parted by their last words: no word is lost, and none comes twice."""
+    given = GivenRanks(meeting)
+    a, b, c = given.hosts
+    assert [host.host_of(0) for host in given.hosts] == [3] * 3
+    d = given.come()
+    said = taken(a, 4)
+    assert {one.host for one in said if one.message == LastWords()} == {1, 2}  # type: ignore[union-attr]
+    mine = [one.message for one in said if one.host == 1]  # type: ignore[union-attr]
+    assert mine == [TakesIn("before"), LastWords(), TakesIn("after")]
+    assert sorted(map(str, taken(d, 2))) == sorted(
+        map(str, [Arrived(1, TakesIn("after")), Arrived(0, TakesIn("of the first"))])
+    )
+    assert take(c) == Arrived(1, TakesIn("after"))
+    d.broadcast(TakesIn("of the new one"))
+    assert [take(host) for host in given.hosts] == [Arrived(3, TakesIn("of the new one"))] * 3
+    b.broadcast(TakesIn("to all"))
+    assert [take(host) for host in (a, c, d)] == [Arrived(1, TakesIn("to all"))] * 3
+
+
+def test_one_more_host_may_be_left_as_any(meeting: Meeting) -> None:
+    given = GivenRanks(meeting)
+    d = given.come()
+    taken(d, 2)
+    listener = connections.listen("127.0.0.1")
+    to = Host("127.0.0.1", listener.getsockname()[1], (0,), 0, ranks_of=0)
+    assert d.hand_over(to, PATIENCE)
+    known = [*given.hosts[0].all[:3], to]
+    meeting.hosts.append(Hosts(3, known, listener, SECRET, PATIENCE, takes_place=True))
+    meeting.hosts[-1].connect(PATIENCE)
+    assert not meeting.hosts[-1].lost
+    assert {host.all for host in given.hosts} == {tuple(known)}
+
+
+def test_one_more_host_that_never_comes_is_lost(meeting: Meeting) -> None:
+    given = GivenRanks(meeting, silence=0.2)
+    lost = HostLost(3, "it has not come within 1.2 s")
+    assert taken(given.hosts[1], 1) == [lost]
+    assert lost in taken(given.hosts[0], 5)
+    given.listener.close()
 
 
 def test_a_host_that_never_comes_is_lost(meeting: Meeting) -> None:

@@ -115,6 +115,19 @@ def test_slots_lie_in_idle_spans_and_carry_all(
     assert sum(count for *_, count in planned.slots) >= needed - len(planned.slots)
 
 
+@given(minibatches, st.floats(1e3, 1e8), st.floats(0, 0.5), st.floats(1e6, 1e9))
+def test_so_often_is_the_most_often_that_idle_time_carries(
+    minibatch: Minibatch, size: float, copied: float, rate: float
+) -> None:
+    found = idle_time.idle([minibatch] * 5)
+    assert found is not None
+    every = idle_time.least_every(found, size, copied, rate)
+    fewer = range(1, 40 if every is None else min(every, 40))
+    assert not any(idle_time.plan(found, size, one, copied, rate) for one in fewer)
+    if every is not None:
+        assert idle_time.plan(found, size, every, copied, rate) is not None
+
+
 def test_where_there_is_no_room_nothing_is_planned() -> None:
     found = idle_time.idle([MINIBATCH] * 5)
     assert found is not None

@@ -47,3 +47,9 @@ for kind in (torch.cuda.Event, type("Own", (), {})):
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([*sys.path, str(packages), str(root)])}
     said = subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout
     assert said.split() == ["False", "True"]
+
+
+def test_what_torch_makes_up_is_no_module_of_the_script() -> None:
+    """Its operators would be kept as the script's settings."""
+    assert not any(map(installed.is_scripts_module, (torch, torch.ops, torch.classes)))
+    assert installed.is_scripts_module(sys.modules[__name__])

@@ -392,7 +392,7 @@ def test_what_an_epoch_computes_otherwise_outside_of_its_loops_is_said_at_the_re
                     steps += 1
                     if saves and (epoch, int(number)) == (1, 1):
                         write_save(Path("ckpt"), job, step=steps)
-                del computed
+                assert computed is not job
         job.close()
         return [str(one.message) for one in said if "computes in an epoch" in str(one.message)]
 
@@ -552,7 +552,7 @@ def test_a_parameter_of_a_kind_that_is_not_known_needs_a_save_function() -> None
     model = nn.Linear(2, 3)
     model.weight = nn.Parameter(torch.ones(3, 2).as_subclass(Scaled))
     optimizer = torch.optim.Adam(model.parameters())
-    with pytest.raises(TypeError, match=r"The parameter weight is a Scaled; .* give jitckpt\.init a save"):
+    with pytest.raises(TypeError, match=r"The parameter weight is a Scaled, .* give jitckpt\.init a save"):
         init(model=model, optimizer=optimizer)
 
 

@@ -16,6 +16,7 @@ import pytest
 from descriptors import held_descriptors
 
 from jitckpt._pages import checksum
+from jitckpt._step_barrier import STEP_BITS
 from jitckpt.agent import standby
 from jitckpt.agent.migration import image_receiver
 from jitckpt.agent.migration import leaving as leaving_module
@@ -24,10 +25,11 @@ from jitckpt.agent.migration.leaving import Departure
 from jitckpt.agent.migration.move import CLOCKS, Dumped
 from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.rank_from_images import RankFromImages
-from jitckpt.agent.proxies.step_barrier import known_again, told_of
+from jitckpt.agent.proxies.step_barrier import known_again, told_of, told_of_ranks
 from jitckpt.agent.standby import _receive_files, _Waiting
 from jitckpt.console import show_size
 from jitckpt.decisions.belongings import Carried
+from jitckpt.decisions.step_tree import TreePlace
 from jitckpt.hosts import link, visiting
 from jitckpt.hosts.connections import listen
 from jitckpt.hosts.link import LinkError
@@ -69,7 +71,7 @@ HOSTS = [Host("127.0.0.1", 1, (0,), 0), Host("127.0.0.1", 2, (1,), 0)]
 MOVE = Move(FACTS, 1, HOSTS, SECRET.hex(), "relay", time.monotonic(), [RANK])
 COME = Come(5, 2, left=True)
 HAND_OVER = HandOver(
-    "00", Steps(COME, Come(), Come(), [(3, COME)]), [], [0], [(1, 0, "nothing")], 1, 2.0, 3.0, 4.0
+    HOSTS, "00", Steps(COME, Come(), Come(), [(3, COME)]), [], [0], [(1, 0, "nothing")], 1, 2.0, 3.0, 4.0
 )
 
 
@@ -80,14 +82,14 @@ def patience(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def departure(standbys: list[Standby]) -> Departure:
-    unused: Any = SimpleNamespace()
+    unused: Any = SimpleNamespace(lost=frozenset())
     return Departure(
         unused,
         unused,
         unused,
         print,
         standbys=lambda: standbys,
-        facts=FACTS,
+        facts=lambda: FACTS,
         barrier=None,
         messenger=None,
         secret=SECRET,
@@ -103,21 +105,8 @@ def gone() -> Standby:
 
 
 def test_hosts_that_have_said_that_they_stand_by_and_are_gone_are_passed_over() -> None:
-    async def found() -> tuple[Standby, Standby]:
-        async def called(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await link.admit(reader, writer, SECRET)
-
-        server = await asyncio.start_server(called, "127.0.0.1")
-        there = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-        async with server:
-            standby, _, writer = await departure([])._connected([gone(), there])
-            writer.close()
-        return standby, there
-
-    standby, there = asyncio.run(found())
-    assert standby == there
     with pytest.raises(LinkError, match="No host that stands by can be reached"):
-        asyncio.run(departure([])._connected([gone(), gone()]))
+        asyncio.run(departure([gone(), gone()])._send_to_one(MOVE, []))
 
 
 # What the two say to each other.
@@ -165,8 +154,8 @@ async def to(called: Callable[..., Awaitable[None]], say: Callable[[Standby], Aw
         return await say(Standby("127.0.0.1", server.sockets[0].getsockname()[1]))
 
 
-def leaving(ring: int) -> Departure:
-    made = departure([])
+def leaving(ring: int, standby: Standby) -> Departure:
+    made = departure([gone(), standby])
     made._mover = SimpleNamespace(worker=lambda rank: SimpleNamespace(ring_fd=ring))  # type: ignore[assignment]
     return made
 
@@ -186,8 +175,8 @@ def test_what_a_host_that_is_left_sends_comes_whole(
         writer.write(visiting.encode(Taken()))
 
     async def say(standby: Standby) -> tuple[int, RanksRestored]:
-        made = leaving(ring)
-        sent = await made._send_to_one(MOVE, [dumped], [standby])
+        made = leaving(ring, standby)
+        sent = await made._send_to_one(MOVE, [dumped])
         await made._finish(sent.reader, sent.writer, HAND_OVER)
         return sent.size, sent.restored
 
@@ -223,7 +212,7 @@ def test_a_host_that_takes_nothing_any_more_is_left(
 
     async def say(standby: Standby) -> None:
         async with asyncio.timeout(20):
-            await leaving(come.ring)._send_to_one(MOVE, [dumped], [standby])
+            await leaving(come.ring, standby)._send_to_one(MOVE, [dumped])
 
     with pytest.raises(LinkError, match=r"The other side takes nothing any more, for 0.5 s\."):
         asyncio.run(to(called, say))
@@ -251,7 +240,7 @@ def test_an_answer_that_makes_no_sense_is_a_sentence(
         writer.write(link.encode(answer))
 
     with pytest.raises(LinkError) as caught:
-        asyncio.run(to(called, lambda standby: leaving(come.ring)._send_to_one(MOVE, [dumped], [standby])))
+        asyncio.run(to(called, lambda standby: leaving(come.ring, standby)._send_to_one(MOVE, [dumped])))
     assert why in str(caught.value)
 
 
@@ -260,6 +249,8 @@ def standing_by() -> _Waiting:
     waiting = _Waiting.__new__(_Waiting)
     waiting._secret, waiting._takes = SECRET, asyncio.Lock()
     waiting._taken = asyncio.get_running_loop().create_future()
+    place: Any = SimpleNamespace(reserve=lambda: None)
+    waiting._place = place
     return waiting
 
 
@@ -331,7 +322,7 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([])._connected([place])
+            reader, writer = await departure([])._connected(place)
             for one in said:
                 writer.write(link.encode(one))
             refused, _ = await visiting.hear(reader, Refused)
@@ -346,7 +337,17 @@ def test_nonsense_is_refused_in_a_sentence_and_it_stands_by_on(
 
 
 def test_what_a_host_knows_of_all_steps_goes_with_its_ranks() -> None:
-    assert told_of(known_again(5, 9, HAND_OVER.steps or pytest.fail("there are none"))) == HAND_OVER.steps
+    steps = HAND_OVER.steps or pytest.fail("there are none")
+    assert told_of(known_again(5, [HOSTS[0]] * 9, steps)) == steps
+
+
+def test_a_host_that_has_the_ranks_of_one_that_stays_is_no_part_of_the_tree() -> None:
+    """It goes on from what that one had told of its own ranks."""
+    own, everywhere = Come(7), Come(6)
+    first = TreePlace(0, 2, STEP_BITS, own, {1: Come(6)}, everywhere=everywhere)
+    place = known_again(2, [*HOSTS, replace(HOSTS[0], ranks_of=0)], told_of_ranks(first))
+    assert place == TreePlace(2, 2, STEP_BITS, own, told=own, everywhere=everywhere, ranks_of=0)
+    assert place.here(own) == (place, ())
 
 
 def test_who_stands_by_takes_the_ranks_of_one_host_at_a_time() -> None:
@@ -355,7 +356,7 @@ def test_who_stands_by_takes_the_ranks_of_one_host_at_a_time() -> None:
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server, waiting._takes:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([])._connected([place])
+            reader, writer = await departure([])._connected(place)
             writer.write(link.encode(content_of(MOVE)))
             refused, _ = await visiting.hear(reader, Refused)
             writer.close()
@@ -381,7 +382,7 @@ def test_ranks_that_nobody_hands_over_are_ended_again(monkeypatch: pytest.Monkey
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([])._connected([place])
+            reader, writer = await departure([])._connected(place)
             writer.write(link.encode(content_of(MOVE)) + visiting.encode(Whole()))
             await visiting.hear(reader, RanksRestored)
             refused, _ = await visiting.hear(reader, Refused)
@@ -405,7 +406,7 @@ def test_ranks_of_a_host_that_was_started_at_another_time_are_refused_where_they
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([])._connected([place])
+            reader, writer = await departure([])._connected(place)
             writer.write(visiting.encode(replace(MOVE, clock=time.monotonic() - CLOCKS_DIFFER - 1)))
             refused, _ = await visiting.hear(reader, Refused)
             writer.close()
@@ -432,7 +433,7 @@ def test_images_that_take_their_time_are_no_sign_of_another_clock(
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         async with server:
             place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-            _, reader, writer = await departure([])._connected([place])
+            reader, writer = await departure([])._connected(place)
             rank = replace(RANK, own_clock=own_clock)
             writer.write(visiting.encode(replace(MOVE, clock=time.monotonic() - apart, ranks=[rank])))
             with (tmp_path / CLOCKS).open("w+b") as file:
@@ -455,7 +456,7 @@ def test_a_job_that_is_over_as_ranks_come_leaves_no_traceback(caplog: pytest.Log
         waiting = standing_by()
         server = await asyncio.start_server(waiting._called, "127.0.0.1")
         place = Standby("127.0.0.1", server.sockets[0].getsockname()[1])
-        _, _, writer = await departure([])._connected([place])
+        _, writer = await departure([])._connected(place)
         writer.write(visiting.encode(MOVE))
         while not waiting._takes.locked():
             await asyncio.sleep(0.01)

@@ -1,14 +1,17 @@
 """What a failure would lose is said: where `extra` and averages change, what a start builds otherwise."""
 
+import sys
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
 from jitckpt.state.host_state import HostState
 from jitckpt.worker.lookouts import extra_changes
 from jitckpt.worker.lookouts.averages import CHANGES_LATE, Averages
+from jitckpt.worker.lookouts.chosen_by_time import ChosenByTime
 from jitckpt.worker.lookouts.extra_changes import ExtraChanges
 from jitckpt.worker.lookouts.stepped_by_script import SteppedByScript
 from jitckpt.worker.lookouts.structure import Structure
@@ -168,3 +171,23 @@ def test_an_optimizer_that_begins_when_nobody_looks_for_such_any_more_is_named_o
     host.extra = SimpleNamespace(state_dict=lambda: late.param_groups[0]["params"])
     assert one.stepped_elsewhere(late)
     assert len(said) == 1, "it was named before, or `extra` has it"
+
+
+def test_what_is_chosen_by_the_clock_is_named_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    looks = ChosenByTime(nn.Sequential(nn.Conv2d(1, 1, 1)), said.append)
+    looks.step_ended()
+    looks.step_ended()
+    assert [text.partition(",")[0] for text in said] == ["torch.backends.cudnn.benchmark is on"]
+    ChosenByTime(nn.Sequential(nn.Linear(1, 1)), said.append).step_ended()
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", False)
+    ChosenByTime(nn.Conv1d(1, 1, 1), said.append).step_ended()
+    assert len(said) == 1
+
+
+def test_kernels_that_inductor_chooses_by_the_clock_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "torch._inductor.config", SimpleNamespace(max_autotune=True))
+    ChosenByTime(None, said.append).step_ended()
+    assert ["max_autotune" in text for text in said] == [True]

@@ -1,6 +1,7 @@
 """Loops that go on where they were: batches and all generators as in a run that nothing disturbs."""
 
 import _thread
+import contextlib
 import gc
 import itertools
 import multiprocessing
@@ -8,6 +9,7 @@ import random
 import subprocess
 import sys
 import time
+from array import array
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
@@ -38,10 +40,10 @@ from torch.utils.data import (
 
 from jitckpt._seen import Seen
 from jitckpt.data import chosen_samples, loop, made_in_loop, reading_again
-from jitckpt.data.between_loops import MOST_DRAWN, TOO_MANY, Stretch
+from jitckpt.data.between_loops import MOST_DRAWN, PASSED_BY, TOO_MANY, Stretch
 from jitckpt.data.data_pass import PassState
 from jitckpt.data.dataset_generators import places_of
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import TOLD_BEFORE, Loop
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import tree_codec
 from jitckpt.encoding.tree_codec import Encoded
@@ -53,10 +55,10 @@ pytestmark = pytest.mark.usefixtures("nothing_is_watched")
 
 
 class Squares(Dataset[Any]):
-    """Augments by all three generators, and notes which data were read in this process."""
+    """Augments by all three generators, and notes, where nobody keeps it, what was read in this process."""
 
     def __init__(self, length: int = 22) -> None:
-        self.length, self.read = length, list[int]()
+        self.length, self.read = length, array("q")
 
     def __len__(self) -> int:
         return self.length
@@ -315,13 +317,19 @@ def listed(batch: Any) -> Any:
 Script = Callable[[Training, Any, bool], None]
 
 
+def tell(loader: Any, epoch: int) -> None:
+    """As the job's loop does where the script does not."""
+    if isinstance(getattr(loader, "sampler", None), DistributedSampler):
+        loader.sampler.set_epoch(epoch)
+
+
 def usual(training: Training, loader: Any, plain: bool) -> None:
     """The loop of every tutorial: draws in the head, in the iterations and at the end of each epoch."""
     loop = training.loop
     for epoch in range(EPOCHS) if plain else loop.epochs(EPOCHS):
         generators()
-        if plain and isinstance(getattr(loader, "sampler", None), DistributedSampler):
-            loader.sampler.set_epoch(epoch)
+        if plain:
+            tell(loader, epoch)
         for batch in loader if plain else loop.batches(loader):
             training.told.append((epoch, listed(batch), generators()))
             training.optimize()
@@ -741,6 +749,78 @@ def test_what_a_replica_saw_of_a_loops_end_counts() -> None:
     assert again.told == undisturbed.told
 
 
+def steps_before(training: Training, loader: Any, plain: bool) -> None:
+    for step in range(3) if plain else training.loop.steps(3):
+        training.told.append((step, generators()))
+        training.optimize()
+    usual(training, loader, plain)
+
+
+def batches_before(training: Training, loader: Any, plain: bool) -> None:
+    for batch in loader if plain else training.loop.batches(loader):
+        training.told.append((listed(batch), generators()))
+        training.optimize()
+    usual(training, loader, plain)
+
+
+def between_epochs(training: Training, loader: Any, plain: bool) -> None:
+    """And behind them all."""
+    usual(training, loader, plain)
+    batches_before(training, loader, plain)
+    steps_before(training, loader, plain)
+    for _ in range(2):
+        for batch in loader if plain else training.loop.batches(loader):
+            training.told.append((listed(batch), generators()))
+            training.optimize()
+
+
+@pytest.mark.parametrize("script", [steps_before, batches_before, between_epochs])
+def test_loops_that_no_loop_over_epochs_is_around_are_passed_by_in_later_ones(script: Script) -> None:
+    """In a later epoch a restart went through them again, or took one for a pass of that epoch."""
+    build = build_of("shuffled", "0")
+    assert run(script, build).told == run(script, build, plain=True).told
+    assert check_all(script, build).warnings == []
+
+
+class Enough(Exception):
+    """Raised by a script, and caught there."""
+
+
+def in_two_phases(training: Training, loader: Any) -> None:
+    """The first phase is left by an exception behind its fourth step."""
+
+    def phase(name: str, most: int) -> None:
+        for epoch in training.loop.epochs(EPOCHS):
+            for batch in training.loop.batches(loader):
+                training.told.append((name, epoch, listed(batch)))
+                training.optimize()
+                if training.step == most:
+                    raise Enough
+
+    with contextlib.suppress(Enough):
+        phase("first", 4)
+    phase("second", 0)
+
+
+def test_ranks_agree_which_phase_goes_on_where_an_exception_has_ended_one() -> None:
+    """A replica may have gone on to the next phase while this rank was killed on its way there."""
+    build = build_of("shuffled", "0")
+    seed(1)
+    undisturbed = Training()
+    in_two_phases(undisturbed, build())
+    state, replicas = undisturbed.step_ended[4], undisturbed.boundary[4]
+    own, other = decoded(state[4]), decoded(replicas[4])
+    phases = []
+    for states in [(own, other), (other, own)]:
+        again = Training()
+        again.restore(state)
+        again.loop.restore(*states, 4)
+        in_two_phases(again, build())
+        phases.append([told[0] for told in again.told if told[0] != "step"])
+    assert phases[0] == phases[1]
+    assert any(loop.DROPPED in warning for warning in undisturbed.warnings)
+
+
 def accumulating(training: Training, loader: Any, plain: bool) -> None:
     """Makes a step after each third batch; what an epoch's last batches have given goes on into the next."""
     loop = training.loop
@@ -805,6 +885,44 @@ def test_generators_of_the_datasets_own_go_on(dataset: Callable[[], Any], worker
 
     assert run(usual, build).told == run(usual, build, plain=True).told
     check_all(usual, build, None if workers == "0" else (2, 4, 5))
+
+
+class Mixing:
+    """Draws from generators of its own as it makes a batch."""
+
+    def __init__(self) -> None:
+        self.numpy, self.torch = numpy.random.RandomState(5), torch.Generator().manual_seed(4)
+
+    def __call__(self, samples: list[Tensor]) -> Tensor:
+        drawn = [float(self.numpy.uniform()), float(torch.rand((), generator=self.torch))]
+        return torch.cat([torch.stack(samples).flatten().double(), torch.tensor(drawn).double()])
+
+    def collate(self, samples: list[Tensor]) -> Tensor:
+        return self(samples)
+
+
+def mixed(mixing: Mixing, samples: list[Tensor]) -> Tensor:
+    return mixing(samples)
+
+
+def closing_over(mixing: Mixing) -> Callable[[list[Tensor]], Tensor]:
+    def collate(samples: list[Tensor]) -> Tensor:
+        return mixing(samples)
+
+    return collate
+
+
+@pytest.mark.parametrize("workers", ["0", "2", "3 persistent"])
+@pytest.mark.parametrize("how", ["object", "method", "partial", "closure"])
+def test_generators_of_what_makes_batches_go_on(how: str, workers: str) -> None:
+    def build() -> Any:
+        mixing = Mixing()
+        ways: dict[str, Any] = {"object": mixing, "method": mixing.collate, "partial": partial(mixed, mixing)}
+        collate = ways.get(how) or closing_over(mixing)
+        return DataLoader(Squares(), batch_size=3, collate_fn=collate, **WORKERS[workers])
+
+    assert run(usual, build).told == run(usual, build, plain=True).told
+    check_all(usual, build, None if workers == "0" else (2, 4))
 
 
 def test_what_a_script_changes_of_a_sampler_comes_back() -> None:
@@ -1200,7 +1318,7 @@ def test_a_zip_that_is_being_made_is_no_list_of_samples() -> None:
     # In a process of its own, which would end.
     text = """
 from torch.utils.data import DataLoader
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import TOLD_BEFORE, Loop
 
 nothing = lambda: None
 loop = Loop(begins=nothing, boundary=lambda _: False, write_again=nothing, put_back=nothing, warn=print)
@@ -1326,10 +1444,6 @@ def test_a_loop_over_steps_in_one_over_batches_is_named_and_not_cut_short() -> N
     assert here.warnings[0].startswith("A loop over job.steps is begun in one over job.batches")
 
 
-class Enough(Exception):
-    """Raised by a script, and caught there."""
-
-
 def begun_and_dropped(training: Training, loader: Any, plain: bool) -> None:
     """A loop that an exception leaves, and then the loop."""
     for epoch in range(3) if plain else training.loop.epochs(3):
@@ -1352,8 +1466,9 @@ def test_what_is_begun_and_dropped_is_no_outer_loop() -> None:
 
     here = run(begun_and_dropped, build)
     assert here.told == run(begun_and_dropped, build, plain=True).told
-    assert "was dropped before its end" in here.warnings[0]
+    assert here.warnings == []
     check_all(begun_and_dropped, build, (1, 3, 4, 5, 6))  # not where it is raised: nobody knows that then
+    assert resumed(begun_and_dropped, build, here.boundary[2]).told == here.told  # but once it is
 
 
 def looked_at_first(training: Training, loader: Any, plain: bool) -> None:
@@ -1379,6 +1494,60 @@ def told_other_epochs(training: Training, loader: Any, plain: bool) -> None:
         for batch in loader if plain else training.loop.batches(loader):
             training.told.append((epoch, listed(batch), generators()))
             training.optimize()
+
+
+def in_folds(training: Training, samples: Any, plain: bool) -> None:
+    """Tells the sampler of each fold that it is in its first epoch, which is what it begins with."""
+    for fold in range(3) if plain else training.loop.epochs(3):
+        sampler: DistributedSampler[Any] = DistributedSampler(samples, 2, 1, seed=fold)
+        loader = DataLoader(samples, batch_size=3, sampler=sampler)
+        for epoch in range(2):
+            sampler.set_epoch(epoch)
+            for batch in loader if plain else training.loop.batches(loader):
+                training.told.append((fold, epoch, listed(batch), generators()))
+                training.optimize()
+
+
+def once_more_behind(training: Training, loader: Any, plain: bool) -> None:
+    for _ in range(2) if plain else training.loop.epochs(2):
+        for batch in loader if plain else training.loop.batches(loader):
+            training.told.append((listed(batch), generators()))
+            training.optimize()
+    for batch in loader if plain else training.loop.batches(loader):
+        training.told.append((listed(batch), generators()))
+        training.optimize()
+
+
+def test_a_pass_behind_epochs_that_were_told_a_sampler_is_named() -> None:
+    """A restart in it could not tell the sampler the epoch that it was in."""
+
+    def build() -> Any:
+        return DataLoader(Squares(), batch_size=3, sampler=DistributedSampler(Squares(), 2, 1, seed=5))
+
+    assert run(once_more_behind, build).warnings == [TOLD_BEFORE]
+    random = partial(DataLoader, Squares(), batch_size=3, shuffle=True)
+    assert run(once_more_behind, random).warnings == []
+
+
+def test_a_sampler_that_is_told_what_it_begins_with_is_left() -> None:
+    assert run(in_folds, Squares).told == run(in_folds, Squares, plain=True).told
+    check_all(in_folds, Squares)
+
+
+def test_a_restart_that_does_not_come_to_its_loop_says_so() -> None:
+    def script(training: Training, loader: Any, plain: bool) -> None:
+        for _ in training.loop.epochs(2):
+            for number in range(2):
+                for _ in training.loop.batches(loader):
+                    training.optimize()
+                if number == 0 and training.base:
+                    break  # what it has come to by now is another result
+
+    build = build_of("shuffled", "0")
+    undisturbed = run(script, build)
+    each_pass = undisturbed.step // 4
+    assert PASSED_BY in resumed(script, build, undisturbed.boundary[each_pass + 1]).warnings
+    assert undisturbed.warnings == []
 
 
 def test_epochs_that_the_script_tells_a_sampler_are_left() -> None:

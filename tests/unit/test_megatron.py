@@ -46,12 +46,12 @@ def said(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         megatron._made.first_step.remove()
 
 
-def train(*, by_hand: bool = False, loader: bool = True, distributed: bool = False) -> list[int]:
+def train(*, by_hand: bool = False, loader: bool = True) -> list[int]:
     """Make a training as a script does; return the batches that it got."""
-    module = ModuleType(f"megatron.of.{by_hand}.{loader}.{distributed}")
+    module = ModuleType(f"megatron.of.{by_hand}.{loader}")
     module.get_megatron_optimizer = lambda config, chunks: torch.optim.SGD(chunks[0].parameters())  # type: ignore[attr-defined]
     megatron.install(module)
-    config: Any = SimpleNamespace(use_distributed_optimizer=distributed)
+    config: Any = SimpleNamespace()
     model = nn.Linear(1, 1)
     optimizer = module.get_megatron_optimizer(config, [model])
     batches: list[int] = []
@@ -73,7 +73,6 @@ def train(*, by_hand: bool = False, loader: bool = True, distributed: bool = Fal
     [
         ({"by_hand": True}, "the script draws its batches by next()"),
         ({"loader": False}, "the script takes its batches from no torch DataLoader"),
-        ({"distributed": True}, "with the distributed optimizer each rank's part"),
     ],
 )
 def test_what_can_not_be_protected_is_said_once_and_trains_on(

@@ -14,7 +14,7 @@ from jitckpt import cli
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.errors import CheckpointError
 from jitckpt.events import FILE_NAME, EventLog, read_events
-from jitckpt.planning import cluster, topology, traces
+from jitckpt.planning import cluster, traces
 from jitckpt.reports.following import Follower
 from jitckpt.saves import directory_lock, folders
 from jitckpt.system import job_socket, regular_file
@@ -96,7 +96,7 @@ def test_the_lock_of_a_directory(tmp_path: Path) -> None:
         directory_lock.hold(tmp_path, "run")
 
 
-@pytest.mark.parametrize("read", [cluster.read_description, topology.read_topology, traces.read_trace])
+@pytest.mark.parametrize("read", [cluster.read_description, traces.read_trace])
 def test_what_is_planned_from(pipe: Path, read: Callable[[Path], object]) -> None:
     with pytest.raises((InvalidInput, OSError), match="it is no file"):
         read(pipe)

@@ -433,13 +433,13 @@ class Codes(Tensor):
         return func(*[one.codes / 16 if isinstance(one, cls) else one for one in args], **(kwargs or {}))
 
 
-def test_a_state_that_is_made_of_other_tensors_is_refused_by_name() -> None:
+def test_a_state_that_can_not_be_made_of_its_parts_again_is_refused_by_name() -> None:
     model = net()
     optimizer = torch.optim.Adam(model.parameters())
     host = host_of(model, optimizer)
     step(model, optimizer)
     optimizer.state[model[0].bias]["exp_avg"] = Codes(torch.ones(3, dtype=torch.int8))
     with pytest.raises(
-        TreeError, match=r"optimizer\.0\.state\.1\.exp_avg is a Codes, which is made of other"
+        TreeError, match=r"optimizer\.0\.state\.1\.exp_avg is a Codes, which has no __tensor_unflatten__"
     ):
         take(host)

@@ -3,11 +3,21 @@
 from collections.abc import Mapping
 from typing import cast
 
+import pytest
 import torch
 from torch import Tensor
 
+from jitckpt.worker.saving import outside_changes
 from jitckpt.worker.saving.mirror import Mirror
-from jitckpt.worker.saving.outside_changes import AT_END, CLOSURE, HEAD, INSIDE, ONCE, OutsideChanges
+from jitckpt.worker.saving.outside_changes import (
+    AT_END,
+    CLOSURE,
+    HEAD,
+    INSIDE,
+    NO_ROOM,
+    ONCE,
+    OutsideChanges,
+)
 
 
 class Copies:
@@ -33,7 +43,7 @@ class Loop:
         self.parameters = {"model.a": torch.zeros(1), "model.b": torch.zeros(1)}
         self.state = {"optimizer.0.state.0.m": torch.zeros(1)}
         self.step = 0
-        self.outside.begins(0, self.parameters)
+        self.outside.begins(0, [self.parameters])
 
     def forward(self, *, boundary: bool = False, at_end: bool = False) -> None:
         self.outside.minibatch_begun(self.step + 1, boundary=boundary, at_end=at_end)
@@ -64,6 +74,31 @@ def test_a_plain_training_is_saved_as_it_is_and_nothing_is_copied() -> None:
     assert loop.is_saved()
     assert not loop.outside.replacement(5).copies
     assert (loop.mirror.taken, loop.warned) == ({}, [])
+
+
+def test_what_somebody_says_that_he_will_change_is_copied_before() -> None:
+    loop = Loop()
+    loop.plain(3)
+    loop.outside.will_change(of_model_alone=True)
+    loop.change()
+    loop.change("model.b")
+    copies = loop.outside.replacement(3).copies
+    assert {name: tensor.item() for name, tensor in copies.items()} == {"model.a": 3, "model.b": 3}
+    loop.change("optimizer.0.state.0.m")
+    assert not loop.is_saved(), "of that nobody had said so"
+    assert loop.warned == []
+
+
+def test_where_the_host_has_no_room_nothing_is_copied_and_that_is_said(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    loop = Loop()
+    loop.plain(1)
+    monkeypatch.setattr(outside_changes, "free_memory", lambda: 15)
+    loop.outside.will_change(of_model_alone=True)
+    assert (loop.mirror.taken, loop.warned) == ({}, [NO_ROOM])
+    loop.change()
+    assert not loop.is_saved()
 
 
 def test_a_perturbation_is_refused_until_it_is_known_then_copied() -> None:

@@ -96,12 +96,12 @@ def test_the_same_rates_are_the_same_mapping() -> None:
     rates = {"lr": object()}
     host: Any = SimpleNamespace(model=None)
     watched = Watched(host)
-    shared: Any = SimpleNamespace(optimizers=[SimpleNamespace(device={})], rates=lambda: {**rates})
+    shared: Any = SimpleNamespace(optimizers=[SimpleNamespace(device={}, around={})], rates=lambda: {**rates})
     first, second = watched.after(shared), watched.after(shared)
     assert first[-1] is second[-1]
     rates["lr"] = object()
     assert watched.after(shared)[-1] is not first[-1]
-    assert watched.parameters() == {}
+    assert watched.parameters() == []
 
 
 def savers(*all_of_them: Any) -> Any:

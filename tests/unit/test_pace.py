@@ -116,3 +116,56 @@ def test_the_agent_hears_what_a_step_takes_without_waits(
         assert host_memory.word(memory, STEP_TIME) == (250_000 if step > 1 else 0)
         now += 3.0
         rhythm.waited(3.0)
+
+
+def found_itself(hosts: int = 2) -> Pacer:
+    """Return one that has measured that a snapshot needs 4 steps."""
+    pacer = Pacer(0, hosts=hosts)
+    for step in (1, 5, 9):
+        pacer.measured(step, 0.25, 0.1)
+    pacer.rule = (pacer.planned(9)["every"], 13)
+    assert pacer.rule[0] == 4
+    return pacer
+
+
+def test_the_networks_idle_time_says_how_often_once_all_hosts_know_it() -> None:
+    pacer = found_itself()
+    pacer.idle_carries(0, 2, "it is idle for long")
+    assert pacer.planned(17) == {}, "the other host has not told yet"
+    pacer.idle_carries(1, 3, "it is idle for 0.05 s of a minibatch of 0.1 s")
+    told = pacer.planned(17)
+    assert (told["every"], told["since"]) == (3, 21)
+    assert told["why"] == (
+        "a snapshot after every 3 steps from now on, since it is idle for 0.05 s of a minibatch of 0.1 s"
+    )
+    pacer.rule = (3, 21)
+    assert pacer.planned(24) == {}
+    pacer.idle_carries(1, 5, "it is idle for less")
+    assert pacer.planned(24)["every"] == 5
+
+
+def test_idle_time_that_carries_too_little_leaves_what_was_measured() -> None:
+    pacer = found_itself()
+    pacer.idle_carries(0, 17, "")
+    pacer.idle_carries(1, 1, "")
+    assert pacer.planned(17) == {}, "more than 4 times as many steps"
+    pacer.idle_carries(0, 0, "")
+    assert pacer.planned(17) == {}
+    pacer.idle_carries(0, 2, "")
+    pacer.rule = (pacer.planned(17)["every"], 21)
+    pacer.idle_carries(0, 0, "the training had to wait")
+    told = pacer.planned(25)
+    assert (told["every"], told["since"]) == (4, 27)
+    assert "does not carry them" in told["why"]
+    pacer.rule = (4, 27)
+    assert pacer.planned(31) == {}
+
+
+def test_what_was_too_often_once_is_not_tried_again() -> None:
+    pacer = found_itself(hosts=1)
+    pacer.idle_carries(0, 1, "")
+    pacer.rule = (pacer.planned(17)["every"], 21)
+    assert pacer.rule[0] == 1
+    pacer.rule = (pacer.doubled(25)["every"], 26)
+    assert pacer.rule[0] == 2
+    assert pacer.planned(28) == {}

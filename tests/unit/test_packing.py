@@ -125,3 +125,19 @@ def test_without_the_package_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(packing, "can_pack", lambda: False)
     with pytest.raises(LinkError, match="the package zstandard is not here"):
         packing.unpack(zstandard.compress(b"x"), 1)
+
+
+def test_a_side_that_hangs_up_is_an_error_of_the_connection(tmp_path: Path) -> None:
+    """It is refused for a reason that was said before, and must not be taken for an error of the program."""
+    (tmp_path / "pages").write_bytes(os.urandom(4 * PIECE))
+
+    async def send() -> None:
+        server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
+        async with server:
+            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+            with (tmp_path / "pages").open("rb") as file:
+                writer.transport.abort()
+                with pytest.raises(OSError, match="closing"):
+                    await send_file(writer, 1, "pages-1.img", file.fileno(), Packer(False))
+
+    asyncio.run(send())

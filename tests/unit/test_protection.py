@@ -19,15 +19,19 @@ from test_host_memory import made
 
 from jitckpt.agent.memory_tier import MemoryTier
 from jitckpt.agent.protection import MemoryProtection
+from jitckpt.decisions.idle_time import Idle
 from jitckpt.decisions.memory_wanted import AUTO, Wanted
 from jitckpt.decisions.pace import unpacked
+from jitckpt.decisions.traffic import Span
 from jitckpt.events import EventLog
 from jitckpt.hosts import connections, link, visiting
 from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.hosts.link import LinkError
+from jitckpt.hosts.way_in import WayIn
 from jitckpt.saves import folders
 from jitckpt.saves.layout import Identity
 from jitckpt.tiers import host_memory, peers, shard
+from jitckpt.tiers import idle as idle_profile
 from jitckpt.tiers.chunks import Window
 from jitckpt.tiers.host_memory import (
     BEGUN,
@@ -262,13 +266,13 @@ def test_a_host_is_visited_for_its_memory_where_it_wants_to_be(
     agents = Agents(str(tmp_path), 2, memory_address="127.0.0.2")
     agents.start()
     places: list[str] = []
-    opened = Hosts._open
+    opened = WayIn.open
 
-    async def noted(self: Hosts, place: tuple[str, int]) -> Any:
+    async def noted(self: WayIn, place: tuple[str, int]) -> Any:
         places.append(place[0])
         return await opened(self, place)
 
-    monkeypatch.setattr(Hosts, "_open", noted)
+    monkeypatch.setattr(WayIn, "open", noted)
     for rank in range(2):
         agents.put(rank, 1)
     agents.until_safe(1)
@@ -281,7 +285,9 @@ def test_how_often_a_snapshot_is_made_is_found_and_all_ranks_change_over_togethe
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said: list[str] = []
+    told: list[str] = []
     monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    monkeypatch.setattr("jitckpt.agent.chosen_method.say", told.append)
     agents = Agents(str(tmp_path), 2, every=AUTO)
     agents.start()
     for step in (1, 5, 9):
@@ -300,6 +306,21 @@ def test_how_often_a_snapshot_is_made_is_found_and_all_ranks_change_over_togethe
     assert unpacked(agents.word(1, RULE)) == (every, since) == agents.protections[1]._pace.rule
     assert every > 1, "a tenth of a millisecond is too little"
     assert since == 9 + 4
+
+    for rank in range(2):  # the network is idle for most of a minibatch
+        memory = agents.tiers[rank].memory.of(rank)
+        idle_profile.put(memory, 1, Idle(1.0, (Span(0.05, 0.9),)))
+    for step in (since, since + every, since + 2 * every):
+        for rank in range(2):
+            agents.put(rank, step)
+        agents.until_safe(step)
+        if unpacked(agents.word(0, RULE))[0] == 1:
+            break
+    assert unpacked(agents.word(0, RULE)) == unpacked(agents.word(1, RULE)) == (1, step + every)
+    assert any(
+        "a snapshot after each step from now on, since the network is idle for 0.9 s of" in text
+        for text in told
+    )
     agents.close()
 
 
@@ -416,6 +437,44 @@ def test_a_holder_that_refuses_is_replaced(agents: Agents, monkeypatch: pytest.M
     assert any("host 1 (127.0.0.1) keeps rank 0's state now" in text for text in said)
     assert agents.protections[3].step_that_stays([0]) == 1
     assert agents.protections[3].step_that_stays([0, 1]) is None
+
+
+@pytest.mark.parametrize("faster", [True, False])
+def test_a_holder_that_is_slow_is_replaced_by_one_that_is_not(
+    agents: Agents, monkeypatch: pytest.MonkeyPatch, faster: bool
+) -> None:
+    """It lives, and takes what comes: but each copy takes longer than it is from one to the next."""
+    said: list[str] = []
+    monkeypatch.setattr("jitckpt.agent.protection.say", said.append)
+    takes = peers._take
+    slow = {3} if faster else set(range(4))
+    of = {agents.tiers[host].memory: host for host in range(4)}
+
+    async def slowly(memory: Any, *given: Any) -> None:
+        if of[memory] in slow:
+            await asyncio.sleep(0.2)
+        await takes(memory, *given)
+
+    monkeypatch.setattr(peers, "_take", slowly)
+    for step in range(1, 9):
+        for rank in range(4):
+            host_memory.put_word(agents.tiers[rank].memory.of(rank), STEP_TIME, 50_000)  # microseconds
+            agents.put(rank, step)
+        agents.until_safe(step)
+    replaced = [text for text in said if "keeps rank 1's state now" in text]
+    has = [host for host in (0, 2, 3) if (1, 8) in agents.held(host)]
+    slower = [text for text in said if "rank 1's state is protected more slowly: host 3" in text]
+    if faster:
+        assert has in ([0], [2])
+        assert len(replaced) == 1
+        assert "has taken longer for each of 3 copies than it is from one to the next: 0.2" in replaced[0]
+        assert slower == []
+        assert agents.protections[0].step_that_stays([1]) == 8
+        assert agents.protections[0].step_that_stays([1, *has]) is None
+    else:
+        assert has == [3], "the others were no faster"
+        assert replaced == []
+        assert len(slower) == 1
 
 
 def test_where_nobody_can_keep_it_the_job_goes_on_and_it_is_said(
@@ -651,5 +710,8 @@ def test_that_no_rank_has_called_init_is_said_once_by_the_first_host(
         one.stop()
     said = capsys.readouterr().err
     assert (
-        said.count("no rank has called jitckpt.init: without that --memory-tier keeps nothing in memory") == 1
+        said.count(
+            "no rank has come through jitckpt.init yet: without that --memory-tier keeps nothing in memory"
+        )
+        == 1
     )

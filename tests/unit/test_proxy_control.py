@@ -6,9 +6,10 @@ import selectors
 import socket
 import stat
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,8 +27,13 @@ class Host:
     """An agent's proxies, and clients that connect to them. sent: what is on its way to other hosts."""
 
     def __init__(
-        self, ranks: dict[int, int], others: Any = None, exchange: ExchangeSettings | None = None
+        self,
+        ranks: dict[int, int],
+        others: Any = None,
+        exchange: ExchangeSettings | None = None,
+        adopted: Mapping[int, socket.socket] | None = None,
     ) -> None:
+        """adopted: by rank, those that have come from another host."""
         self.control = ControlSocket()
         self.path = self.control.path
         self.log = EventLog()
@@ -43,6 +49,8 @@ class Host:
             exchange=exchange,
         )
         self.selector = selectors.DefaultSelector()
+        for rank, control in (adopted or {}).items():
+            self.proxies.adopt(rank, control)
         self.proxies.watch(self.selector)
         self.clients: dict[int, socket.socket] = {}
 
@@ -188,10 +196,10 @@ class Cable:
 
     def __init__(self, index: int, host: Host) -> None:
         self.index, self._host = index, host
-        self.all = [type("Host", (), {"ranks": (rank,)}) for rank in (0, 1)]
+        self.all = [SimpleNamespace(ranks=(rank,), ranks_of=-1) for rank in (0, 1)]
 
     def host_of(self, rank: int) -> int:
-        return rank
+        return next(number for number, host in enumerate(self.all) if rank in host.ranks)
 
     def send(self, host: int, message: agents.AgentMessage, data: bytes = b"") -> None:
         self._host.sent.append((host, message, data))
@@ -288,6 +296,128 @@ def test_a_rank_has_another_device_before_its_error_is_delivered(leads: bool, fr
     assert told in hosts[rank].said
     for host in hosts:
         host.close()
+
+
+class LeftFirst:
+    """Two hosts of a rank each, of which the first one's rank leaves it where it can't go on.
+
+    A third one takes it, where somebody stands by: `takes`.
+    """
+
+    def __init__(self, *, takes: bool = True) -> None:
+        self.takes, self.left = takes, list[bytes]()
+        self.proxies = [Proxy(0, 2), Proxy(1, 2)]
+        self.cables: list[Cable] = []
+        exchange = ExchangeSettings(("0",), {}, can_leave=lambda: True, leave=self.leave)
+        self.hosts = [
+            Host({own: os.getsid(0)}, self.cable(own), exchange if own == 0 else None) for own in (0, 1)
+        ]
+        for host, proxy in zip(self.hosts, self.proxies, strict=True):
+            host.clients[proxy.rank] = host.connect(encode(proxy.hello()))
+        self.play()
+
+    def cable(self, index: int) -> Any:
+        def made(host: Host) -> Cable:
+            self.cables.append(Cable(index, host))
+            return self.cables[-1]
+
+        return made
+
+    def leave(self, orders: Mapping[int, bytes]) -> bool:
+        """The first host's rank goes on on one more, which comes."""
+        self.left += orders.values()
+        if not self.takes:
+            return False
+        for cable in self.cables:
+            cable.all[0].ranks = ()
+            cable.all.append(SimpleNamespace(ranks=(0,), ranks_of=0))
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        theirs.setblocking(False)
+        third = Host({0: os.getsid(0)}, lambda host: Cable(2, host), adopted={0: ours})
+        third.clients[0] = theirs
+        self.hosts.append(third)
+        self.proxies[0].failing = None
+        third.proxies.hear_host(Arrived(0, agents.ProxyOrder(0), orders[0]))
+        return True
+
+    def fail(self, rank: int, *, for_good: bool = False) -> None:
+        lost = (40, "CUDA error 999: unknown error")
+        self.proxies[rank].failing = lost if for_good else None
+        host = next(one for one in reversed(self.hosts) if rank in one.clients)
+        host.clients[rank].send(encode(self.proxies[rank].alarm(*lost)))
+        host.listen()
+        self.play()
+
+    def play(self) -> None:
+        """Let all hear each other, as a supervisor does, until nothing is left."""
+        busy = True
+        while busy:
+            busy = False
+            for number, host in enumerate(self.hosts):
+                for rank, client in host.clients.items():
+                    if self.hosts[-1].clients.get(rank, client) is client:
+                        play(host, [self.proxies[rank]])
+                before = len(self.left)
+                host.proxies.look()
+                sent, host.sent = host.sent, []
+                busy = busy or bool(sent) or len(self.left) > before
+                for to, message, data in sent:
+                    self.hosts[to].proxies.hear_host(Arrived(number, message, data))
+
+    def close(self) -> None:
+        for host in self.hosts:
+            host.close()
+
+
+@pytest.fixture
+def left(request: pytest.FixtureRequest) -> Iterator[LeftFirst]:
+    found = LeftFirst(takes=getattr(request, "param", True))
+    yield found
+    found.close()
+
+
+def test_the_first_hosts_rank_leaves_it_and_that_host_has_the_lead_on(left: LeftFirst) -> None:
+    left.fail(0, for_good=True)
+    assert [len(left.left), len(left.hosts)] == [1, 3]
+    assert [(proxy.state, proxy.held, proxy.got_error) for proxy in left.proxies] == [(7, False, False)] * 2
+    first = left.hosts[0]
+    assert (first.proxies.moved, first.proxies.leads, first.proxies.next_look) == (True, True, None)
+    assert take(first.clients[0]) == b"", "it still listens to the rank"
+    for rank in (0, 1):  # wherever a rank fails afterwards
+        left.fail(rank)
+    assert first.events().count("recovered") == 3
+    assert [(proxy.state, proxy.held) for proxy in left.proxies] == [(7, False)] * 2
+    left.hosts[2].clients[0].close()
+    left.hosts[2].listen()
+    del left.hosts[2].clients[0]
+    del left.hosts[0].clients[0]
+    left.fail(1)
+    assert "rank 0 is gone: its device proxy has hung up" in left.proxies[1].given_up
+
+
+@pytest.mark.parametrize("left", [False], indirect=True)
+def test_where_nobody_takes_the_first_hosts_rank_it_gets_its_error_there(left: LeftFirst) -> None:
+    left.fail(0, for_good=True)
+    assert [len(left.left), len(left.hosts)] == [1, 2]
+    assert [(proxy.state, proxy.held) for proxy in left.proxies] == [(7, False)] * 2
+    assert left.proxies[0].got_error
+    assert not left.hosts[0].proxies.moved
+
+
+def test_a_failure_elsewhere_before_the_first_hosts_rank_has_left_comes_first(left: LeftFirst) -> None:
+    """It leaves in the recovery after that one."""
+    first, lost = left.hosts[0], (40, "CUDA error 999: unknown error")
+    left.proxies[0].failing = lost
+    first.clients[0].send(encode(left.proxies[0].alarm(*lost)))
+    first.listen()
+    while first.proxies.next_look != 0.0:  # it is about to leave
+        run_together(left.hosts, left.proxies)
+        first.listen()
+    left.hosts[1].clients[1].send(encode(left.proxies[1].alarm()))
+    left.hosts[1].listen()
+    left.play()
+    assert len(left.left) == 1
+    assert [(proxy.state, proxy.held, proxy.got_error) for proxy in left.proxies] == [(7, False, False)] * 2
 
 
 def test_ranks_whose_devices_break_together_are_made_anew_together() -> None:

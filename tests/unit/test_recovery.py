@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from jitckpt.decisions.hang import Waiting
 from jitckpt.decisions.recovery import (
     GOING_ON_GRACE,
     LOCAL_STATE_SECONDS,
@@ -635,6 +636,11 @@ def test_all_ranks_that_are_well_save_to_take_in_hosts_whatever_memory_has() -> 
     assert decide(killed) == EndRanks(kill=(1,), terminate=())
 
 
+def hang(rank: int, seconds: float, operation: str) -> str:
+    waiting = Waiting(rank, operation, "7", (0, 1), 2, 5, 128, seconds, ())
+    return f"{waiting}"
+
+
 @pytest.mark.parametrize(
     ("ends", "progress"),
     [
@@ -643,6 +649,10 @@ def test_all_ranks_that_are_well_save_to_take_in_hosts_whatever_memory_has() -> 
         ([(5, "killed"), (5, "killed"), (5, "hung")], True),
         ([(4, "killed"), (5, "killed"), (5, "killed")], True),
         ([(4, "killed"), *[(5, "killed")] * 3], False),
+        (
+            [(5, hang(0, 60.1, "ncclAllReduce")), (5, hang(1, 60.0, "ncclBcast")), (5, hang(0, 61, "x"))],
+            False,
+        ),
         ([(0, "killed")] * 3, True),  # a start that does not come to a step may yet: hosts come and go
     ],
 )

@@ -1,5 +1,6 @@
 """A script's own loop over epochs goes on where the job is, as the job's own does."""
 
+import contextlib
 import dis
 import sys
 from collections.abc import Callable, Iterator
@@ -16,7 +17,7 @@ from jitckpt.encoding import tree_codec
 from jitckpt.errors import CheckpointError
 from jitckpt.frameworks import notes, protection, script_epochs
 from jitckpt.frameworks.script_pass import ScriptPass
-from jitckpt.worker import directory
+from jitckpt.worker import agreements, directory
 
 EPOCHS, BATCHES = 3, 4
 
@@ -82,6 +83,8 @@ class Process:
     def note(self, *what: Any) -> None:
         if len(self.told) == self._dies_at:
             self.dies_with = what
+            encoded = self.loop.capture()  # a kill leaves no loop, as an exception does
+            self.saved = tree_codec.decode(encoded.tree, encoded.tensors), torch.get_rng_state()
             raise Killed
         self.told.append(tuple(one(()).item() if one is torch.rand else one for one in what))
 
@@ -128,12 +131,10 @@ def nothing_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterato
 
 def run(script: Callable[[Process], None], process: Process) -> list[Any]:
     script_epochs._found = None
+    script_epochs._known_place.clear()
     torch.manual_seed(4)
-    try:
+    with contextlib.suppress(Killed):
         script(process)
-    except Killed:
-        encoded = process.loop.capture()
-        process.saved = tree_codec.decode(encoded.tree, encoded.tensors), torch.get_rng_state()
     if not process.has_begun:
         script_epochs.end()
     assert "range" not in globals()
@@ -176,6 +177,21 @@ def test_what_is_behind_epochs_that_are_done_is_not_done_again(tmp_path: Path) -
     assert ("behind", 0) in first.told
     assert ("behind", 0) not in told
     assert [one for one in told if one[0] == "head"] == [one for one in undisturbed if one[:2] == ("head", 2)]
+
+
+def test_a_host_that_has_come_in_anothers_place_hears_where_the_loop_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undisturbed = run(usual, Process(tmp_path))
+    first = Process(tmp_path, dies_at=undisturbed.index((2, 1, 1)))
+    run(usual, first)
+    note = tmp_path / script_epochs.FILE
+    noted = notes.read(note)
+    note.unlink()
+    monkeypatch.setattr(agreements, "all_say", lambda said: [said, noted])
+    told = run(usual, Process(tmp_path, first.saved))
+    assert [one for one in told if one[0] == "head"] == [one for one in undisturbed if one[:2] == ("head", 2)]
+    assert notes.read(note) == noted, "the next restart may be without the other host"
 
 
 def in_a_while_loop(process: Process) -> None:

@@ -75,6 +75,15 @@ def test_batches_drawn_by_hand_can_not() -> None:
     assert "for batch in loader" in loader.refusal
 
 
+def test_however_often_that_was_done() -> None:
+    loader = Loader()
+    refusals = []
+    for _ in range(50):
+        iter(loader)
+        refusals.append(loader.refusal)
+    assert None not in refusals
+
+
 def test_batches_over_and_over_can_not() -> None:
     loader = Loader()
     next(itertools.cycle(loader))

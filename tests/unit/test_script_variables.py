@@ -2,8 +2,11 @@
 
 import argparse
 import enum
+import io
 import itertools
 import multiprocessing
+import os
+import queue
 import random
 import sys
 import threading
@@ -13,6 +16,7 @@ import weakref
 from array import array
 from collections import UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -22,7 +26,10 @@ import numpy
 import pytest
 import torch
 
-from jitckpt.worker import script_variables
+from jitckpt.system import installed
+from jitckpt.system.bytecode import instructions
+from jitckpt.worker import advice, carried_names, script_variables
+from jitckpt.worker.frames import frames_that_ask
 from jitckpt.worker.script_variables import ScriptVariables
 
 ITERATIONS = 6
@@ -802,6 +809,68 @@ class Buckets:
         yield from ([one] for one in self.order)
 
 
+class Lazy(torch.utils.data.Sampler[int]):
+    """Draws one by one by what the loop has told, and has a queue of its own."""
+
+    def __init__(self) -> None:
+        self.told, self.queue = [1.0] * 4, [*range(4)]
+
+    def __iter__(self) -> Iterator[int]:
+        self.queue = [*range(4)]
+        while self.queue:
+            yield max(self.queue, key=self.told.__getitem__)
+            self.queue.pop()
+
+    def __len__(self) -> int:
+        return 4
+
+    def tell(self, index: int, loss: float) -> None:
+        self.told[index] = loss
+
+
+def by_what_it_is_told(loop: Loop) -> None:
+    sampler = Lazy()
+    loader = torch.utils.data.DataLoader(Samples(), sampler=sampler)
+    for number in loop:
+        sampler.tell(number % 4, 1.0 / (number + 1))
+    assert len(loader) == 4
+
+
+def by_objects_of_libraries(loop: Loop) -> None:
+    seeds, noise = numpy.random.SeedSequence(1), numpy.random.default_rng(2)
+    points, unchanged = (torch.quasirandom.SobolEngine(2) for _ in range(2))
+    waiting, lines = queue.Queue[int](), io.StringIO()
+    for batch in loop:
+        child, drawn = seeds.spawn(1), noise.spawn(1)
+        waiting.put(batch)
+        lines.write(f"{len(child + drawn)}")
+        assert len(points.draw(1)) == 1
+        assert unchanged.num_generated == 0
+
+
+class Settings(dict[str, Any]):
+    """As many write it: an unknown name is no AttributeError."""
+
+    __getattr__ = dict.__getitem__
+
+
+class Lookup:
+    def __init__(self) -> None:
+        self.values, self.reads = {"rate": 1.0}, 0
+
+    def __getattr__(self, name: str) -> float:
+        return self.values[name]
+
+
+def by_settings_that_look_for_their_attributes(loop: Loop) -> None:
+    settings, unused, lookup = Settings(level=1), Settings(level=1), Lookup()
+    for _ in loop:
+        settings["level"] += 1
+        lookup.values["rate"] *= 0.5
+        assert unused["level"] < settings["level"]
+        assert lookup.rate < 1
+
+
 def by_samplers(loop: Loop) -> None:
     buckets: Any = Buckets()
     third = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), batch_sampler=buckets)
@@ -826,6 +895,34 @@ def by_labels(loop: Loop) -> None:
         for (values,) in second:
             assert len(values.add_(1)) == 1
     assert first.dataset is not third.dataset
+
+
+def by_functions_of_the_loop(loop: Loop) -> None:
+    """What they carry on is the loop's affair; what they read of the same iteration is not."""
+    calls, scale, parts = 0, 1.0, None
+    for batch in loop:
+
+        def closure(batch: int = batch) -> float:
+            nonlocal calls, parts
+            calls += 1
+            parts = [batch]
+            return output * len(parts)  # noqa: B023
+
+        output = 2.0 * batch
+        scale = max(scale * one for one in (0.5, 0.25))
+        assert closure() + scale > 0
+
+
+def by_a_growing_subset(loop: Loop) -> None:
+    """Each pass has more samples, which are kept with the pass."""
+    chosen = [0, 1]
+    subset = torch.utils.data.Subset(Samples(), chosen)
+    loader = torch.utils.data.DataLoader(subset)
+    while loop.steps < ITERATIONS:
+        loop.iterations, loop.round = loop.steps + 1, loop.round + 1
+        for batch in loop:
+            assert len(loader) > batch
+        chosen.append(0)
 
 
 @dataclass(slots=True)
@@ -1102,6 +1199,11 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
         (by_classes, {"Trainer.steps", "Trainer.rate", "Kept.steps"}),
         (by_functions, {"add.calls"}),
         (by_labels, {"TensorDataset.tensors"}),
+        (by_a_growing_subset, {"chosen"}),
+        (by_functions_of_the_loop, {"calls", "scale"}),
+        (by_what_it_is_told, {"Lazy.told"}),
+        (by_objects_of_libraries, {"seeds", "noise.spawn()", "points", "waiting", "lines"}),
+        (by_settings_that_look_for_their_attributes, {"settings", "lookup.values"}),
         (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
         (in_place, {"weights", "centres"}),
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),
@@ -1118,6 +1220,63 @@ def test_what_changes_out_of_the_loops_sight_is_named(
     loop = Loop()
     script(loop)
     assert loop.named == names
+
+
+class MicroBatches(Loop):
+    """Of which four make one step."""
+
+    given = 0
+
+    def __next__(self) -> int:
+        self.given += 1
+        if self.given == 1:
+            self.variables.loop_begins(sys._getframe(1))
+        elif self.given % 4 == 1:
+            self.steps += 1
+            self.variables.look(sys._getframe(1))
+        return self.given
+
+
+def draws_from_endless_passes(loop: Loop, rounds: int, micro_batches: int) -> None:
+    def forever() -> Iterator[int]:
+        while True:
+            yield from (batch for batch in loop)
+
+    batches, number, smooth = forever(), 0, -1.0
+    while number < rounds:
+        for _ in range(micro_batches):
+            batch = float(next(batches))
+        smooth = batch if smooth < 0 else 0.9 * smooth + 0.1 * batch
+        number += 1
+
+
+def test_a_call_that_cpython_makes_faster_is_at_the_same_place() -> None:
+    loop = MicroBatches()
+    draws_from_endless_passes(loop, 10, 4)
+    assert loop.named == {"number", "smooth"}
+
+
+class Passes(Loop):
+    """Begins a pass as it is first asked for a batch, as in a generator around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        places: dict[types.CodeType, int] = {}
+        of_batches = [self], None, lambda: self.steps, self.warnings.append
+        self.variables = ScriptVariables(*of_batches, of_round=lambda: self.round, epochs_at=places)
+        self.of_epochs = ScriptVariables(*of_batches, of_epochs=True, epochs_at=places)
+
+    def __next__(self) -> int:
+        if self.steps % 3 == 0:
+            self.of_epochs.look(frames_that_ask(sys._getframe(1))[-1])
+            self.round += 1
+        return super().__next__()
+
+
+def test_what_a_loop_carries_on_that_draws_from_endless_passes_is_seen() -> None:
+    loop = Passes()
+    draws_from_endless_passes(loop, 5, 1)
+    assert {"number", "smooth"} <= loop.named
 
 
 class Mood(enum.Enum):
@@ -1170,6 +1329,108 @@ def test_a_number_that_a_datasets_processes_share_is_named_where_epochs_change_i
         samples.level.value += 1
     assert len(said) == 1
     assert "holds: Harder.level." in said[0]
+
+
+def weak(image: int) -> int:
+    return image
+
+
+def strong(image: int) -> int:
+    return 2 * image
+
+
+class Augmented(torch.utils.data.Dataset[int]):
+    """Its images go through a function, and another one in each epoch."""
+
+    def __init__(self) -> None:
+        self.transform, self.of_epoch = weak, weak
+
+    def __getitem__(self, index: int) -> int:
+        return self.of_epoch(self.transform(index))
+
+    def __len__(self) -> int:
+        return 2
+
+
+class Stages:
+    """A trainer whose method is another one once its next stage begins."""
+
+    def __init__(self) -> None:
+        self.step, self.scale = self.soft, partial(torch.mul, other=1.0)
+
+    def soft(self, loss: int) -> int:
+        return loss
+
+    def sharp(self, loss: int) -> int:
+        return -loss
+
+
+class Activated(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.activation: torch.nn.Module = torch.nn.ReLU()
+        self.squash = torch.tanh
+
+
+def test_what_the_training_goes_on_with_from_an_epoch_on_is_named() -> None:
+    """Functions, methods, modules, and loaders; not what each epoch sets anew."""
+    said: list[str] = []
+    variables = ScriptVariables([], None, lambda: 0, said.append, of_epochs=True)
+
+    def epochs() -> Iterator[int]:
+        for epoch in range(4):
+            variables.look(sys._getframe(1))
+            yield epoch
+
+    samples, stages, model = Augmented(), Stages(), Activated()
+    easy, hard = (torch.utils.data.DataLoader(samples) for _ in range(2))
+    loader = easy
+    for epoch in epochs():
+        samples.of_epoch = strong if epoch % 2 else weak
+        if epoch == 1:
+            loader, samples.transform = hard, strong
+            hard.collate_fn = list
+            stages.step, stages.scale = stages.sharp, partial(torch.add, other=1.0)
+            model.activation, model.squash = torch.nn.GELU(), torch.sin
+        assert len(loader) == len([model, stages]) == 2
+    named = said[0].partition("holds: ")[2].partition(". ")[0].split(", ")
+    assert len(said) == 1
+    assert {*named} == {
+        *("Activated.activation", "Activated.squash", "Augmented.transform", "DataLoader.collate_fn"),
+        *("loader", "stages.scale", "stages.step"),
+    }
+
+
+def test_what_an_epoch_sets_for_the_whole_process_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[str] = []
+    variables = ScriptVariables([], None, lambda: 0, said.append, of_epochs=True)
+    settings: Any = advice
+    temperature, local = ContextVar("temperature", default=1.0), threading.local()
+    local.count = 0
+    monkeypatch.setenv("NOISE", "0")
+    monkeypatch.setattr(settings, "noise", 0.0, raising=False)
+    monkeypatch.setattr(installed, "is_scripts_module", lambda value: value is settings)
+    precision = torch.get_float32_matmul_precision()
+    try:
+        for epoch in range(3):
+            variables.look(sys._getframe())
+            if epoch == 1:
+                os.environ["NOISE"] = "1"
+                settings.noise = 0.5
+                temperature.set(2.0)
+                torch.set_default_dtype(torch.float64)
+                torch.set_float32_matmul_precision("medium")
+            local.count += 1
+            assert temperature.get() + local.count > settings.noise
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.set_float32_matmul_precision(precision)
+    first, second = ({*text.partition("holds: ")[2].partition(". After")[0].split(", ")} for text in said)
+    assert first == {"local.count"}
+    assert second == {
+        *("os.environ['NOISE']", "settings.noise", "temperature", "torch.set_default_dtype()"),
+        *("torch.backends.cuda.matmul.fp32_precision", "torch.set_float32_matmul_precision()"),
+    }
 
 
 def test_what_a_module_in_extra_counts_is_left_to_that() -> None:
@@ -1249,6 +1510,67 @@ def test_what_an_epoch_sets_now_and_then_is_named_if_it_is_read_behind_the_loop(
     assert [text.partition("holds: ")[2].partition(". ")[0] for text in said] == ["best, best_epoch"]
     unread = 1.0
     del unread
+
+
+class Stopping:
+    """Notes the best epoch in an attribute that it does not have before."""
+
+    def __init__(self) -> None:
+        self.best = 0.0
+
+    def epoch_ended(self, epoch: int, result: float) -> None:
+        if result > self.best:
+            self.best, self.best_epoch = result, epoch
+
+
+def test_what_an_epoch_sets_first_is_kept_though_no_other_one_sets_it() -> None:
+    """As the best epoch is, where later ones are not better: a restart builds none."""
+    keeper = Mock(keeps=lambda frame, name: True)
+    variables = ScriptVariables([], None, lambda: 0, pytest.fail, of_epochs=True, keeper=lambda: keeper)
+    best, stopping = 0.0, Stopping()
+    for epoch in range(3):
+        variables.look(sys._getframe())
+        result = 0.5 - 0.1 * epoch
+        stopping.epoch_ended(epoch, result)
+        if result > best:
+            best, best_epoch = result, epoch
+    assert (best, best_epoch, stopping.best_epoch) == (0.5, 0, 0)
+    kept = [call.args[1] for call in keeper.follow.call_args_list if call.kwargs.get("have_changed")]
+    assert kept == [{"best_epoch", "stopping.best_epoch"}]
+
+
+def test_what_the_first_iteration_alone_sets_is_kept_from_there_on() -> None:
+    keeper = Mock(keeps=lambda frame, name: True)
+    variables = ScriptVariables([], None, lambda: 0, pytest.fail, keeper=lambda: keeper)
+    stopping = Stopping()
+    told: list[set[str]] = []
+
+    def minibatches() -> Iterator[int]:
+        variables.loop_begins(sys._getframe(1))
+        for number in range(3):
+            yield number
+            variables.look(sys._getframe(1))
+            calls = [call for call in keeper.follow.call_args_list if call.kwargs.get("have_changed")]
+            told.append({name for call in calls for name in call.args[1]})
+
+    for number in minibatches():
+        loss = 3.0 - number
+        if number == 0:
+            base = loss
+            stopping.epoch_ended(0, loss)
+        assert loss / base <= stopping.best
+    assert told == [{"base", "stopping.best_epoch"}] * 3
+
+
+def test_what_a_function_reads_that_the_loop_sets_now_and_then_is_held() -> None:
+    def training() -> Callable[[], int]:
+        for epoch in range(3):
+            if epoch == 1:
+                best = epoch
+        return lambda: best
+
+    (place,) = (one.offset for one in instructions(training.__code__) if one.opname == "FOR_ITER")
+    assert carried_names.held(training.__code__, (place,)) == {"best"}
 
 
 def test_what_the_loop_over_steps_has_named_that_over_epochs_does_not_name_again() -> None:

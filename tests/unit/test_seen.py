@@ -3,26 +3,34 @@
 import ctypes
 import gc
 import mmap
+import os
 import struct
+import threading
+import time
 import weakref
 from array import array
 from collections import Counter
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from torch import nn
 
 from jitckpt._seen import (
     Seen,
     all_same,
     call_if_none,
+    call_native,
+    gone_on,
     gradients,
     numbers,
     plain_copy,
     same_settings,
+    settings_of,
     versions,
     write_sealed,
 )
@@ -359,13 +367,118 @@ def test_settings_are_the_same_where_nobody_can_have_changed_one(
     for after in (other, {**before}, {**before, **other}):
         values = [(before[key], after[key]) for key in before if key in after and key not in besides]
         same = before.keys() == after.keys() and all(are_same(*pair) for pair in values)
-        assert same_settings(before, after, besides) == same
+        assert same_settings([[before]], [[after]], besides) == same
+        assert same_settings([[{}], [{}, before]], [[{}], [{}, after]], besides) == same
+    assert not same_settings([[before]], [[before], []], besides)
+    assert not same_settings([[before]], [[before, before]], besides)
+    assert not same_settings([[before], []], [[], [before]], besides)
 
 
 def test_of_tensors_nobody_can_tell() -> None:
     rate = torch.tensor(0.1)
-    assert not same_settings({"lr": rate}, {"lr": rate}, frozenset())
-    assert same_settings({"lr": rate}, {"lr": torch.ones(2)}, frozenset({"lr"}))
+    assert not same_settings([[{"lr": rate}]], [[{"lr": rate}]], frozenset())
+    assert same_settings([[{"lr": rate}]], [[{"lr": torch.ones(2)}]], frozenset({"lr"}))
+
+
+def test_what_groups_say_beside_their_parameters_is_copied() -> None:
+    weight, rate = nn.Parameter(torch.ones(2)), torch.tensor(0.1)
+    groups: list[dict[str, Any]] = [{"params": [weight]}, {"params": [], "lr": rate, "own": [1]}]
+    optimizer = torch.optim.AdamW(groups)
+    settings = settings_of(optimizer.param_groups)
+    assert settings is not None
+    expected = [
+        {
+            **{key: value for key, value in group.items() if key != "params"},
+            "parameters": len(group["params"]),
+        }
+        for group in optimizer.param_groups
+    ]
+    assert settings == expected
+    assert [[*one] for one in settings] == [[*one] for one in expected]  # in the same order
+    assert settings[1]["lr"] is rate
+    optimizer.param_groups[0]["lr"] = 5.0
+    assert settings[0]["lr"] == 1e-3
+    assert len(optimizer.param_groups[0]["params"]) == 1
+
+
+@pytest.mark.parametrize(
+    "groups", [({"params": []},), [[]], [{"lr": 1}], [{"params": []}, {"params": ()}], [Text("x")]]
+)
+def test_of_groups_of_another_kind_nothing_is_said(groups: Any) -> None:
+    assert settings_of(groups) is None
+
+
+def test_tells_what_has_gone_on_while_all_else_is_the_same() -> None:
+    thing, drawn = Thing(), {"random": b"1", "loop": b"2"}
+    seen = thing.look()
+    going_on = tuple((name, partial(drawn.__getitem__, name)) for name in drawn)
+    known = {**drawn, "other": b"3"}
+    assert gone_on((seen,), going_on, known) == []
+    drawn["loop"] = b"4"
+    assert gone_on((seen,), going_on, known) == [("loop", b"4")]
+    assert gone_on((), (("new", lambda: b"5"),), known) == [("new", b"5")]
+    thing.attribute = object()
+    assert gone_on((seen,), going_on, known) is None
+
+
+def test_what_fails_as_it_is_asked_how_far_it_has_come_is_told() -> None:
+    def broken() -> bytes:
+        raise LookupError("no generator")
+
+    with pytest.raises(LookupError, match="no generator"):
+        gone_on((), (("random", broken),), {})
+    with pytest.raises(TypeError, match="Seen"):
+        gone_on((Thing(),), (), {})  # type: ignore[arg-type]
+
+
+def test_calls_a_c_function_with_numbers() -> None:
+    library = ctypes.CDLL(None)
+
+    def address(name: str) -> int:
+        found = ctypes.cast(getattr(library, name), ctypes.c_void_p).value
+        assert found
+        return found
+
+    assert call_native(address("abs"), 2**64 - 5) == 5  # numbers have 64 bits, and this function takes 32
+    text, other = ctypes.create_string_buffer(b"same"), ctypes.create_string_buffer(b"sama")
+    places = ctypes.addressof(text), ctypes.addressof(other)
+    assert call_native(address("memcmp"), *places, 3) == 0
+    assert call_native(address("memcmp"), *places, 4) > 0
+    printed = ctypes.create_string_buffer(64)
+    assert call_native(address("getpid")) == os.getpid()
+    call_native(address("snprintf"), ctypes.addressof(printed), 64, places[0])
+    assert printed.value == b"same"
+
+
+def test_other_threads_run_while_a_c_function_is_called() -> None:
+    begun, counted = threading.Event(), []
+    library = ctypes.CDLL(None)
+    usleep = ctypes.cast(library.usleep, ctypes.c_void_p).value
+    assert usleep
+
+    def count() -> None:
+        begun.wait()
+        counted.append(time.monotonic())
+
+    thread = threading.Thread(target=count)
+    thread.start()
+    begun.set()
+    call_native(usleep, 500_000)
+    ended = time.monotonic()
+    thread.join()
+    assert counted[0] < ended
+
+
+@pytest.mark.parametrize("numbers", [(), (0, *range(7))])
+def test_takes_no_more_numbers_than_it_can_give(numbers: tuple[int, ...]) -> None:
+    with pytest.raises(TypeError, match="six"):
+        call_native(*numbers)
+
+
+@pytest.mark.parametrize("number", [-1, 2**64])
+def test_numbers_that_have_no_64_bits_are_refused(number: int) -> None:
+    with pytest.raises((OverflowError, TypeError)):
+        call_native(1, number)
 
 
 def test_a_value_without_end_is_an_error() -> None:

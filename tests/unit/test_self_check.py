@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer, lr_scheduler
 
 from jitckpt.worker.self_check import comparison
@@ -189,3 +190,23 @@ def test_what_torchs_own_optimizers_note_in_attributes_is_no_state(kind: type[Op
     optimizer.step(closure)  # type: ignore[arg-type]
     own = {name: value for name, value in vars(optimizer).items() if name not in torchs_own()}
     assert described(own).texts == before.texts
+
+
+def test_what_a_gradient_scaler_lends_to_a_fused_step_is_no_state() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    scaler = GradScaler("cpu")
+    seen: list[set[str]] = []
+
+    def stepped(*_: Any) -> None:
+        described = Described()
+        described.add(optimizer, "optimizer 0", optimizers=True)
+        seen.append({*described.texts, *described.tensors})
+
+    optimizer.register_step_post_hook(stepped)
+    scaler.scale(model(torch.ones(1, 2)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.step(optimizer)
+    stepped()
+    inside, behind = seen
+    assert inside == behind

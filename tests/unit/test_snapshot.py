@@ -13,7 +13,7 @@ from jitckpt.agent.migration.host_dumps import HostDumps
 from jitckpt.agent.migration.host_part import Place
 from jitckpt.agent.migration.move import MoveError, peeked
 from jitckpt.agent.migration.shelf import Shelf, Size
-from jitckpt.agent.migration.snapshots import ProcessSnapshots, contents, empty, fill
+from jitckpt.agent.migration.snapshots import ProcessSnapshots, client_of, contents, empty, fill
 from jitckpt.agent.migration.suspended_job import SuspendedJob
 from jitckpt.decisions.transparent import validation
 from jitckpt.events import EventLog
@@ -92,7 +92,7 @@ def test_a_new_store_gets_what_the_old_one_had() -> None:
     old.set("gone", "soon")
     old.delete_key("gone")
     keys = {b"/text", b"/count", b"/gone", b"/never"}
-    found = contents("127.0.0.1", old.port, keys)
+    found = contents(client_of("127.0.0.1", old.port), keys)
     assert found == {b"/text": b"\x00\xff\n", b"/count": b"7"}
     fill("127.0.0.1", new.port, found)
     assert new.get("text") == b"\x00\xff\n"
@@ -101,7 +101,7 @@ def test_a_new_store_gets_what_the_old_one_had() -> None:
     assert not new.check(["text"])
     old.queue_push("queue", b"something")
     with pytest.raises(MoveError, match="queue"):
-        contents("127.0.0.1", old.port, {b"/queue"})
+        contents(client_of("127.0.0.1", old.port), {b"/queue"})
 
 
 def test_a_rank_that_was_made_again_hears_which_failures_have_happened(

@@ -42,6 +42,7 @@ class Relay:
 @dataclass
 class Proxies:
     at_this_rest: dict[str, Any] = field(default_factory=dict)
+    servers_stay: bool = True
 
 
 @dataclass

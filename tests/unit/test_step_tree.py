@@ -1,6 +1,7 @@
 """The tree in which hosts hear that all have come: in whatever order, what is heard is true."""
 
 from collections import deque
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -42,11 +43,21 @@ class Network:
         self.own = [Come() for _ in range(hosts)]
         self.links: dict[tuple[int, int], deque[Come]] = {}
         self.came: list[set[int]] = [{0} for _ in range(hosts)]  # what each host has ever come to
+        self.at = [*range(hosts)]  # where the ranks of each are now
 
     def here(self, host: int, come: Come) -> None:
         self.own[host] = come
         self.came[host].add(come.recovery_and_step)
-        self.take(host, *self.places[host].here(come))
+        self.take(self.at[host], *self.places[self.at[host]].here(come))
+
+    def give_ranks(self, host: int) -> None:
+        """The host's ranks go on on one more, and it stays."""
+        hosts, now = len(self.own), len(self.places)
+        before = self.places[host]
+        self.places[host] = replace(before, ranks_at=now)
+        said, of_all = before.own, before.everywhere
+        self.places.append(TreePlace(now, hosts, BITS, said, {}, said, of_all, ranks_of=host))
+        self.at[host] = now
 
     def take(self, host: int, place: TreePlace, said: object) -> None:
         self.places[host] = place
@@ -77,7 +88,9 @@ def test_all_hear_the_truth_and_in_the_end_all_of_it(hosts: int, data: st.DataOb
     recovery = 0
     steps = [0] * hosts
     for _ in range(data.draw(st.integers(0, 60))):
-        action = data.draw(st.sampled_from(["come", "come", "deliver", "deliver", "recover", "leave"]))
+        action = data.draw(
+            st.sampled_from(["come", "come", "deliver", "deliver", "recover", "leave", "give ranks"])
+        )
         host = data.draw(number) % hosts
         own = network.own[host]
         if action == "deliver":
@@ -86,6 +99,9 @@ def test_all_hear_the_truth_and_in_the_end_all_of_it(hosts: int, data: st.DataOb
             if own.recovery_and_step >> BITS == recovery:
                 steps[host] += 1
             network.here(host, Come(joined(recovery, steps[host]), own.whole_from, own.left))
+        elif action == "give ranks":
+            if network.at[host] == host:
+                network.give_ranks(host)
         elif action == "recover":
             recovery += 1
             steps = [min(steps)] * hosts

@@ -1,6 +1,7 @@
 """The relay between torch's TCPStore clients and their store: every request, and clients that are moved."""
 
 import os
+import select
 import socket
 import subprocess
 import sys
@@ -234,6 +235,34 @@ def test_clients_that_wait_and_count_notice_nothing_of_moves(relay: StoreRelay, 
     assert (out, program.returncode) == ("b'now'\n", 0)
     assert min(counts) > 10
     assert [store.add("count", 0), len(store.get("text")), store.queue_len("queue")] == counts
+
+
+def test_what_a_client_has_said_that_another_relay_serves_is_not_passed_on(
+    relay: StoreRelay, store: Any
+) -> None:
+    """Its last words are in the images of the other, which passes them on: a count would be made twice."""
+    program = client(
+        relay,
+        """
+        mine = store()
+        print(mine.add("count", 1), flush=True)
+        sys.stdin.readline()
+        mine.add("count", 1)
+        """,
+    )
+    assert program.stdin is not None
+    assert program.stdout is not None
+    assert program.stdout.readline() == "1\n"
+    (end,) = relay.sockets.values()
+    relay.rest([end])
+    program.stdin.write("\n")
+    program.stdin.flush()
+    assert select.select([end], [], [], 60)[0]
+    relay.forget([end])
+    relay.go_on([end])
+    program.communicate()
+    assert program.returncode == 1, "it was served"
+    assert store.add("count", 0) == 1
 
 
 def test_a_client_whose_store_is_gone_sees_that_it_has_hung_up() -> None:

@@ -28,8 +28,10 @@ from jitckpt.errors import HostsError, HostsMissing, NotNeeded
 from jitckpt.hosts import connections, limited_calls, stores
 from jitckpt.hosts.connections import Hosts
 from jitckpt.hosts.limited_calls import within
+from jitckpt.hosts.store_server import store_at
 from jitckpt.hosts.stores import Apart, LastingRendezvous, LastStart, StoreGone, StorePlace, is_closed
 from jitckpt.wire.hosts import STORE, Host, Past
+from jitckpt.wire.moves import JobFacts
 
 HERE = "127.0.0.1"
 AGENTS: list[LastingRendezvous] = []  # of the test that runs
@@ -198,6 +200,45 @@ def test_a_job_that_never_began_is_not_said_to_have_ended() -> None:
     assert agent(store.port, 2).shutdown()
     with pytest.raises(RendezvousClosedError):
         agent(store.port, 2).next_rendezvous()
+
+
+def test_who_comes_in_a_hosts_place_meets_the_others_as_that_host(
+    threads: ThreadPoolExecutor, last_start: LastStarts
+) -> None:
+    """All meet at its store once the other is lost, who stands by, too."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    left, second, stands_by, new = (agent(store.port, 3) for _ in range(4))
+    lasts = last_start([left, second], threads)
+    waiting = threads.submit(stands_by.next_rendezvous)
+    until(lambda: stands_by._reserves)
+    reserve = store_at(HERE)
+    coming = replace(lasts[0].all[1], reserve=reserve.port)
+    every = (lasts[0].all[0], coming, lasts[0].all[2])
+    met = Hosts(1, every, connections.listen(HERE), b"secret", 60.0, takes_place=True)
+    left.hand_over()
+    new.take_place(met, JobFacts("run", 0, (HERE, 1), past=left.start), reserve)
+    lasts[1].all = every
+    until(lambda: StorePlace(HERE, reserve.port) in stands_by._reserves)
+    met._lost.add(0)
+    del store
+    others = []
+    for one, last in ((second, lasts[1]), (new, met)):
+        one.failed(last, [], silent_are_dead=False)
+        others.append(threads.submit(one.next_rendezvous))
+    meet(waiting, *others)
+    assert [one.result().rank for one in (waiting, *others)] == [0, 2, 1]
+    assert new.has_store
+    met.close()
+
+
+def test_who_has_handed_over_is_not_waited_for(threads: ThreadPoolExecutor) -> None:
+    """Else the others would meet only once it seems dead."""
+    store = TCPStore(HERE, 0, is_master=True, wait_for_workers=False)
+    first, second, third = (agent(store.port, 2) for _ in range(3))
+    meet(*(threads.submit(one.next_rendezvous) for one in (first, second)))
+    second.hand_over()
+    third.num_nodes_waiting()  # which reads the state
+    assert [one.local_id for one in third.inner._state_holder.state.participants] == [int(first.agent, 16)]
 
 
 def test_two_that_do_not_see_each_other_give_way_to_the_first(
@@ -378,10 +419,12 @@ def test_a_silent_host_is_dead_where_the_user_says_so(
     one, other = (agent(store.port, 3) for _ in range(2))
     met, _ = last_start([one, other], threads)
     met._lost.add(2)
-    assert one._start is not None
-    assert not LastStart(one._start, met, frozenset(), silent_are_dead=False).may_move
-    assert LastStart(one._start, met, frozenset(), silent_are_dead=True).may_move
-    assert LastStart(one._start, met, frozenset({0, 2}), silent_are_dead=False).may_move, "they said they end"
+    assert one.start is not None
+    assert not LastStart(one.start, met, frozenset(), silent_are_dead=False).may_move
+    assert LastStart(one.start, met, frozenset(), silent_are_dead=True).may_move
+    assert LastStart(one.start, met, frozenset({0, 2}), silent_are_dead=False).may_move, "they said they end"
+    met._lost.add(3)  # that had come for a host's ranks, and is none of those that met
+    assert LastStart(one.start, met, frozenset(), silent_are_dead=True).ended == {0, 2}
 
 
 @pytest.mark.parametrize("hears", [False, True], ids=["nobody knows", "one knows"])

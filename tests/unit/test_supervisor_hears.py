@@ -21,7 +21,7 @@ from jitckpt.agent.local_states import LocalStates
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.reports import Reports
 from jitckpt.agent.supervisor import Supervisor
-from jitckpt.decisions.recovery import Outcome, Wait, decide
+from jitckpt.decisions.recovery import EndRanks, LetEnd, Outcome, Wait, decide
 from jitckpt.errors import SaveError
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, HostLost, Unclear, heard
@@ -240,6 +240,53 @@ def test_a_host_whose_ranks_have_succeeded_is_not_lost(
     second_host.hear(HostLost(0, "the connection has ended"))
     assert second_host.supervisor.gone_hosts == set()
     assert capsys.readouterr().err == ""
+
+
+@pytest.fixture
+def with_lead() -> Iterator[SecondHost]:
+    """The first host has no ranks any more: a third one has."""
+    host = SecondHost(None)
+    first, second = TwoHosts.all
+    host.others.all = (replace(first, ranks=()), second, Host("c", 1, (0,), 0, ranks_of=0))  # type: ignore[assignment]
+    yield host
+    host.supervisor._local_states.close()
+    host.supervisor._requests.close()
+
+
+LEAD_LOST = "jitckpt: host 0 with the lead and the ranks' store is lost: the connection has ended.\n"
+
+
+def test_a_host_that_has_no_ranks_but_the_lead_is_missed(
+    with_lead: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_lead.hear(HostLost(0, "the connection has ended"))
+    assert with_lead.supervisor.gone_hosts == {0}
+    assert isinstance(decide(with_lead.supervisor._known.job), EndRanks)
+    assert with_lead.supervisor._hosts.leads()
+    assert capsys.readouterr().err == LEAD_LOST
+
+
+def test_a_host_that_has_the_lead_alone_is_not_missed_at_the_end(
+    with_lead: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It may be known sooner that its agent has ended than that all others' ranks have."""
+    for rank in (0, 1):
+        at_end = protocol.encode(protocol.AtEnd(rank)).decode()
+        with_lead.hear(Arrived(2 if rank == 0 else 1, agents.Said(rank, at_end)))
+    with_lead.hear(Arrived(2, agents.Ended(0, 0, "nothing")))
+    with_lead.hear(HostLost(0, "the connection has ended"))
+    assert with_lead.supervisor.gone_hosts == set()
+    assert isinstance(decide(with_lead.supervisor._known.job), LetEnd | Wait)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_host_that_has_the_lead_alone_is_missed_where_a_rank_has_failed_and_all_start_again(
+    with_lead: SecondHost, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with_lead.hear(Arrived(2, agents.Ended(0, 1, "nothing")))
+    with_lead.hear(HostLost(0, "the connection has ended"))
+    assert with_lead.supervisor.gone_hosts == {0}
+    assert LEAD_LOST in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

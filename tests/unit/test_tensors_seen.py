@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
+from jitckpt import _seen
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.state import tensors_seen
 from jitckpt.state.tensors_seen import OneByOne
@@ -237,6 +238,70 @@ def test_another_torch_is_asked_one_by_one(monkeypatch: pytest.MonkeyPatch) -> N
     sparse.grad, dense.grad = torch.zeros(2, device="cpu").to_sparse(), torch.zeros(2)
     assert tensors_seen.there_one_by_one((*tensors, sparse, dense)) == b"\0\0\2\1"
     assert tensors_seen.addresses(tensors) == struct.pack("2Q", *[one.data_ptr() for one in tensors])
+
+
+@native
+def test_numbers_on_the_host_are_read_as_they_are() -> None:
+    host = torch.device("cpu")
+    wide = torch.arange(4, dtype=torch.float64, device=host)
+    with torch.device(host):
+        several: tuple[Tensor, ...] = (
+            *(
+                torch.tensor(7.5),
+                wide[2],
+                nn.Parameter(torch.tensor(2.0)),
+                torch.tensor(3, dtype=torch.uint8),
+            ),
+            *(torch.tensor(True), torch.ones(2, 3)[1, 1], torch._lazy_clone(torch.tensor(4.0))),
+        )
+    expected = b"".join(one.detach().clone().numpy().tobytes() for one in several)
+    assert tensors_seen.numbers(several) == expected == _seen.numbers([*several])
+    several[0].fill_(1.0)
+    assert tensors_seen.numbers(several)[:4] == struct.pack("f", 1.0)
+    assert tensors_seen.numbers(()) == b""
+    with pytest.raises(ValueError, match="one number"):
+        tensors_seen.numbers((wide,))
+    if DEVICE == "cuda":
+        with pytest.raises(ValueError, match="on the host"):
+            tensors_seen.numbers((torch.tensor(1.0),))
+
+
+def test_a_generator_on_the_host_has_no_counter() -> None:
+    assert tensors_seen.counter_of(torch.default_generator) is None
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tensors_seen, "is_known_torch", False)
+        assert tensors_seen.counter_of(torch.default_generator) is None
+
+
+@native
+@pytest.mark.skipif(DEVICE != "cuda", reason="it is of a device")
+def test_how_far_a_devices_generator_has_come_is_what_torch_tells() -> None:
+    generator = torch.Generator(DEVICE)
+    counter = tensors_seen.counter_of(generator)
+    assert counter is not None
+    other = torch.Generator(DEVICE).manual_seed(5)
+    torch.rand(3, generator=other)
+
+    def draw() -> None:
+        torch.rand(1000, generator=generator)
+
+    for change in (
+        draw,
+        lambda: generator.manual_seed(2**63 + 11),
+        draw,
+        lambda: generator.set_offset(8),
+        lambda: generator.set_state(other.get_state()),
+        draw,
+        lambda: generator.graphsafe_set_state(other),  # from now on both are one
+        lambda: torch.rand(1000, generator=other),
+        generator.seed,
+        draw,
+    ):
+        before = counter()
+        change()
+        assert counter() != before
+        assert counter() == struct.pack("2Q", generator.initial_seed(), generator.get_offset())
+        assert counter() == generator.get_state().numpy().tobytes()
 
 
 @native

@@ -93,7 +93,7 @@ def test_snapshots_and_what_their_pauses_went_into_are_told_in_words() -> None:
         "Of the last one 8 MB were new; with those before it took 650 MB of the disk.",
         "The ranks were held for them 3.50 s at most, and 7.00 s in all.",
         "Of that it took 0.50 s until their devices were at rest, 5.00 s to write their processes to memory, "
-        "and 1.50 s until they had devices again.",
+        "and 1.50 s until all had gone on.",
     ]
 
 
@@ -427,15 +427,18 @@ def test_a_worker_that_was_made_anew_has_two_steps_more(
     assert row[:4] == ["1", "0.500", "0.250", "0.750"]
 
 
+@pytest.mark.parametrize(
+    ("more", "who"), [({}, "is another one since,"), ({"ranks_of": 0}, "has come for host 0,")]
+)
 def test_ranks_that_were_moved_to_another_host_have_three_steps_more(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], more: dict[str, int], who: str
 ) -> None:
     story = Story().add("job_started").add("device_alarm", rank=3, call=9, text="CUDA error 999")
     story.add("recovery_begun", recovery=1)
     for rank in (2, 3):
         story.add("rank_stopped", rank=rank, recovery=1, states=[7], seconds=0.5)
     took = {"dump": 0.25, "transfer": 0.5, "restore": 0.75}
-    story.add("ranks_moved", host=1, ranks=[2, 3], bytes=400_000_000, **took)
+    story.add("ranks_moved", host=1, ranks=[2, 3], bytes=400_000_000, **took, **more)
     # A second failure on the way: what was moved is not moved again.
     story.add("recovery_begun", recovery=2)
     for rank in (2, 3):
@@ -445,7 +448,7 @@ def test_ranks_that_were_moved_to_another_host_have_three_steps_more(
     assert main(["timeline", written(tmp_path, story)]) == 0
     shown = capsys.readouterr().out
     assert "0.12 s to stop, 0.25 s to be dumped, 0.50 s to be sent, 0.75 s to be restored" in shown
-    assert "Host 1 is another one since, with ranks 2, 3: 400 MB came there." in shown
+    assert f"Host 1 {who} with ranks 2, 3: 400 MB came there." in shown
     rows = [line.split() for line in shown.splitlines() if line.split()[:1] in (["2"], ["3"])]
     assert "transfer" in shown, "a heading is cut off"
     assert [row[:5] for row in rows] == [[rank, "0.125", "0.250", "0.500", "0.750"] for rank in "23"]

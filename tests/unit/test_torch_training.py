@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
+from torch.distributed.checkpoint.state_dict import get_state_dict
 
 from jitckpt.hooks import captured_graphs
 from jitckpt.hooks.torch_training import TrainingHooks
@@ -96,6 +97,26 @@ def test_each_minibatch_is_told_once(told: Told, attached: list[TrainingHooks]) 
         optimizer.step()
         assert told.take() == [(name, step) for name in STEP]
         assert attached[0].step == step
+
+
+@pytest.mark.parametrize("is_given", [True, False])
+def test_a_step_that_torch_makes_to_have_the_state_is_not_told(
+    told: Told, attached: list[TrainingHooks], is_given: bool
+) -> None:
+    """It was counted: a restart left a minibatch out. This optimizer has no state, so each call makes one."""
+    model = nn.Linear(2, 2)
+    optimizer = sgd(model)
+    attached.append(TrainingHooks(told, model=model, optimizers=[optimizer] if is_given else []))
+    made: list[object] = []
+    optimizer.register_step_post_hook(lambda *_: made.append(None))
+    for step in (1, 2):
+        get_state_dict(model, optimizer)
+        assert told.take() == []
+        assert len(made) == 2 * step - 1
+        forward_backward(model)
+        optimizer.step()
+        optimizer.zero_grad()
+        assert told.take() == [(name, step) for name in STEP]
 
 
 def test_micro_batches_belong_to_one_minibatch(told: Told, attached: list[TrainingHooks]) -> None:

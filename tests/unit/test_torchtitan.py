@@ -109,7 +109,7 @@ def offloaded() -> Any:
 @pytest.mark.parametrize(
     ("make", "why"),
     [
-        (lambda: SimpleNamespace(step=0), "its Trainer has no train_step: version 0.2 has."),
+        (lambda: SimpleNamespace(step=0), "its Trainer has no train_step: versions 0.2 and 0.3 have."),
         (lambda: trainer(ft_manager=SimpleNamespace(enabled=True)), "torchft is on"),
         (lambda: trainer(optimizers=OptimizersInBackwardContainer()), "it makes its optimizer steps within"),
         (offloaded, "its parameters are on the host"),

@@ -24,6 +24,7 @@ from jitckpt.wire.proxy_messages import (
     Replay,
     Rest,
     Restart,
+    Settle,
     Stop,
     ToProxy,
     encode,
@@ -36,7 +37,9 @@ First = Callable[[list[int]], int]
 class Job:
     """Proxies and their agent, with a queue of messages each way for each rank."""
 
-    def __init__(self, *proxies: Proxy) -> None:
+    def __init__(self, *proxies: Proxy, servers_stay: bool = False) -> None:
+        """servers_stay: while all rest, if they can."""
+        self.servers_stay = servers_stay
         self.proxies = {proxy.rank: proxy for proxy in proxies}
         self.now, self.second = 0.0, 1.0  # the time, and how long a message takes
         self.to: dict[int, deque[ToProxy]] = {rank: deque() for rank in self.proxies}
@@ -55,6 +58,7 @@ class Job:
             DEADLINE,
             lambda rank, order: self.to[rank].append(order),
             lambda event, **details: self.events.append((event, details)),
+            servers_stay=self.servers_stay,
         )
 
     def alarm(self, rank: int, call: int = 0, error: str = "its server was ended by Killed") -> None:
@@ -83,9 +87,11 @@ class Job:
         """All ranks are held, and nothing is on its way to them that they need; for a long time."""
         assert all(proxy.held for proxy in self.proxies.values())
         assert not any(isinstance(order, Replay) for queue in self.to.values() for order in queue)
+        assert self.agreement.next_look is None  # else whoever waits for it would not sleep
         self.rests += 1
-        for proxy in self.proxies.values():
-            proxy.loses_its_server()
+        if self.goes_back or not self.agreement.servers_stay:
+            for proxy in self.proxies.values():
+                proxy.loses_its_server()
         self.now += 1e6
         if not self.goes_back:
             self.agreement.go_on(self.now)
@@ -115,6 +121,10 @@ class Job:
             for rank in self.proxies:
                 while self.said[rank]:
                     self.step(~rank)
+
+    def servers(self) -> dict[int, int]:
+        """Return how often each rank has got another server."""
+        return {rank: proxy.server for rank, proxy in self.proxies.items()}
 
     def named(self, event: str) -> list[dict[str, object]]:
         return [details for name, details in self.events if name == event]
@@ -930,9 +940,9 @@ def test_failures_in_that_step_do_not_keep_states_from_staying(data: st.DataObje
     assert len(now.named("state_stays")) == 1
 
 
-def proven(size: int, *, stays: bool) -> Job:
+def proven(size: int, *, stays: bool, servers_stay: bool = False) -> Job:
     """Return a job of which a minibatch was valid."""
-    now = job(size)
+    now = Job(*(Proxy(rank, size) for rank in range(size)), servers_stay=servers_stay)
     for proxy in now.proxies.values():
         proxy.content = "a" if stays else ""
     come(now, *now.proxies)
@@ -946,9 +956,13 @@ def come_to_rest(now: Job, *ranks: int) -> None:
         now.said[rank].append(now.proxies[rank].rests())
 
 
+@pytest.mark.parametrize("servers_stay", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
-def test_all_ranks_rest_behind_a_step_and_go_on_from_its_state_as_often_as_wanted(stays: bool) -> None:
-    now = proven(2, stays=stays)
+def test_all_ranks_rest_behind_a_step_and_go_on_from_its_state_as_often_as_wanted(
+    stays: bool, servers_stay: bool
+) -> None:
+    now = proven(2, stays=stays, servers_stay=servers_stay)
+    before = now.servers()
     for times in (1, 2, 3):
         come_to_rest(now, 0)
         now.run()
@@ -963,12 +977,14 @@ def test_all_ranks_rest_behind_a_step_and_go_on_from_its_state_as_often_as_wante
     # To the user nothing has failed.
     assert not now.named("recovery_begun") + now.named("recovered") + now.named("no_rest")
     assert now.agreement.next_look is None
+    assert (now.servers() == before) == servers_stay
 
 
+@pytest.mark.parametrize("servers_stay", [False, True])
 @pytest.mark.parametrize("stays", [False, True])
-def test_another_agreement_goes_on_where_all_have_come_to_rest(stays: bool) -> None:
+def test_another_agreement_goes_on_where_all_have_come_to_rest(stays: bool, servers_stay: bool) -> None:
     """As often as wanted, with failures afterwards."""
-    now = proven(2, stays=stays)
+    now = proven(2, stays=stays, servers_stay=servers_stay)
     now.goes_back = True
     for times in (1, 2):
         come_to_rest(now, *now.proxies)
@@ -985,7 +1001,9 @@ def test_another_agreement_goes_on_where_all_have_come_to_rest(stays: bool) -> N
 
 @given(st.data())
 def test_failures_while_a_job_comes_to_rest_or_goes_on_are_recovered_from(data: st.DataObject) -> None:
-    now = proven(data.draw(st.integers(2, 3)), stays=data.draw(st.booleans()))
+    now = proven(
+        data.draw(st.integers(2, 3)), stays=data.draw(st.booleans()), servers_stay=data.draw(st.booleans())
+    )
     come_to_rest(now, *now.proxies)
     for _ in range(data.draw(st.integers(1, 3))):
         now.run(lambda ways: data.draw(st.sampled_from(ways)), most=data.draw(st.integers(0, 40)))
@@ -993,6 +1011,55 @@ def test_failures_while_a_job_comes_to_rest_or_goes_on_are_recovered_from(data: 
     now.run(lambda ways: data.draw(st.sampled_from(ways)))
     assert now.rests == len(now.named("rested")) == 1
     assert not any(proxy.held or proxy.waits or proxy.given_up for proxy in now.proxies.values())
+
+
+@pytest.mark.parametrize("stays", [False, True])
+def test_a_server_that_ends_while_all_rest_is_replaced_once_they_go_on(stays: bool) -> None:
+    now = proven(2, stays=stays, servers_stay=True)
+    now.proxies[1].ends_at_rest = True
+    come_to_rest(now, *now.proxies)
+    now.run()
+    now.goes_on(7)
+    assert now.rests == len(now.named("rested")) == len(now.named("recovered")) == 1
+
+
+def test_where_one_rank_can_not_rest_with_its_server_none_does() -> None:
+    now = proven(2, stays=True, servers_stay=True)
+    before = now.servers()
+    now.proxies[1].unsettled = "its device has not come to rest"
+    come_to_rest(now, *now.proxies)
+    now.run()
+    assert [details["rank"] for details in now.named("not_settled")] == [1]
+    assert now.rests == len(now.named("rested")) == 1
+    assert all(now.servers()[rank] > before[rank] for rank in now.proxies)
+    assert not now.named("recovery_begun") + now.named("no_rest")
+
+
+def test_nobody_waits_for_ever_for_a_rank_that_does_not_settle() -> None:
+    now = proven(2, stays=True, servers_stay=True)
+    come_to_rest(now, *now.proxies)
+    now.run(most=2)
+    assert [type(order) for order in now.to[1]] == [Settle]
+    now.to[1].clear()
+    now.run()
+    assert now.rests == 0
+    assert now.agreement.next_look == pytest.approx(now.now + PATIENCE, abs=5)
+    now.agreement.look(now.now + PATIENCE)
+    now.run()
+    assert now.rests == len(now.named("rested")) == 1
+    assert not any(proxy.held or proxy.waits for proxy in now.proxies.values())
+
+
+def test_a_rank_that_is_lost_while_others_settle_leaves_no_recovery() -> None:
+    now = proven(2, stays=True, servers_stay=True)
+    come_to_rest(now, *now.proxies)
+    now.run(most=2)
+    now.to[1].clear()
+    now.agreement.leave(1, "its device proxy has hung up", now.now)
+    now.run()
+    assert "rank 1 is gone" in str(now.named("recovery_given_up")[0]["text"])
+    assert now.rests == 0
+    assert now.proxies[0].given_up
 
 
 def test_a_job_does_not_rest_where_not_all_can_and_goes_on() -> None:

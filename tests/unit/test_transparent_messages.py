@@ -17,6 +17,7 @@ from jitckpt.wire.proxy_messages import (
     Ask,
     Done,
     GiveUp,
+    GoOn,
     Held,
     Hello,
     HostCopy,
@@ -27,6 +28,8 @@ from jitckpt.wire.proxy_messages import (
     Replay,
     Rest,
     Restart,
+    Settle,
+    Settled,
     Standing,
     Stop,
     Stopped,
@@ -54,6 +57,9 @@ MESSAGES: st.SearchStrategy[Any] = st.one_of(
     st.builds(Ids, numbers, ids, u64, u64, u64, copies),
     st.builds(Done, numbers, u64, u64, u64, u64, u64, u64),
     st.builds(Standing, numbers, u64, u64, places),
+    st.builds(Settled, numbers, u64, texts),
+    st.builds(Settle, numbers),
+    st.builds(GoOn, numbers),
     st.builds(Ask, numbers),
     st.builds(Stop, numbers),
     st.builds(Rest, numbers),
@@ -97,12 +103,12 @@ def test_any_bytes_are_refused_or_understood(data: bytes) -> None:
 
 
 def test_the_bytes_are_those_that_the_other_side_writes() -> None:
-    hello = struct.pack("<IIQQ", 1, 12, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
+    hello = struct.pack("<IIQQ", 1, 13, 0, 7) + struct.pack("<iiI", 300, 2, 2) + b"ab"
     assert decode(hello) == Hello((0, 7), 300, 2, "ab")
-    done = struct.pack("<IIQQ", 5, 12, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
+    done = struct.pack("<IIQQ", 5, 13, 0, 7) + struct.pack("<QQQQQQ", 10, 20, 30, 40, 50, 60)
     assert decode(done) == Done((0, 7), 10, 20, 30, 40, log_bytes=50, image_bytes=60)
     key, parent = bytes(range(16)), bytes(16)
-    stopped = struct.pack("<IIQQ", 3, 12, 0, 1)
+    stopped = struct.pack("<IIQQ", 3, 13, 0, 1)
     stopped += struct.pack("<10QI", 4, 5, 1, 2, 1, 5, 5, 6, 90, 80, 4) + b"lost"
     stopped += struct.pack("<I", 1) + key + parent + struct.pack("<IiIQQ", 0, 1, 2, 1, FOREVER)
     stopped += struct.pack("<IQiQQ", 1, 4, -1, 70, 0)
@@ -111,7 +117,7 @@ def test_the_bytes_are_those_that_the_other_side_writes() -> None:
     assert decode(stopped) == Stopped(
         (0, 1), 4, 5, 1, 2, HEALTHY, 5, 5, 6, 90, 80, "lost", (place,), outgrown=4
     )
-    replay = struct.pack("<IIQQ", 18, 12, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
+    replay = struct.pack("<IIQQ", 18, 13, 0, 1) + struct.pack("<QQQQI", 5, 1, 0, 1, 1)
     replay += struct.pack("<iiiQQQII", 3, 9, 8, 4096, 100, 77, 0, 1)
     replay += parent + b"\3\0\0\0" + key
     assert (
@@ -135,7 +141,7 @@ def test_what_cant_be_sent_is_refused_by_name() -> None:
 
 
 def test_another_version_is_named() -> None:
-    with pytest.raises(MessageError, match="version 1 of its messages, this agent 12: install jitckpt again"):
+    with pytest.raises(MessageError, match="version 1 of its messages, this agent 13: install jitckpt again"):
         decode(struct.pack("<IIQQ", 16, 1, 0, 1))
-    with pytest.raises(MessageError, match="unknown kind 9"):
-        decode(struct.pack("<IIQQ", 9, 12, 0, 1))
+    with pytest.raises(MessageError, match="unknown kind 10"):
+        decode(struct.pack("<IIQQ", 10, 13, 0, 1))

@@ -8,17 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-from test_trials_hosts import EVENTS, FINAL, GOOD, LOST, STEPS, Machines
-
-from jitckpt.errors import HostsError
-from jitckpt.faults.injection import parse_fault
-from jitckpt.rehearsal import runs_on_hosts, trials_at_etcd
-from jitckpt.rehearsal.etcd_members import EtcdMembers
-from jitckpt.rehearsal.runs import OUTPUT, Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
-from jitckpt.rehearsal.strikes_at_etcd import (
+from campaign import runs_on_hosts, trials_at_etcd
+from campaign.etcd_members import EtcdMembers
+from campaign.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
+from campaign.strikes_at_etcd import (
     BOTH,
     ClockJumps,
     CutOff,
@@ -28,8 +21,15 @@ from jitckpt.rehearsal.strikes_at_etcd import (
     OfMember,
     Stops,
 )
+from campaign.trials_at_etcd import HOST_STRIKES, KINDS, MEMBER_STRIKES, choose_trial, judge, missed
+from hypothesis import given
+from hypothesis import strategies as st
+from test_trials_hosts import EVENTS, FINAL, GOOD, LOST, STEPS, Machines
+
+from jitckpt.errors import HostsError
+from jitckpt.faults.injection import parse_fault
+from jitckpt.rehearsal.runs import OUTPUT, Run
 from jitckpt.rehearsal.trials import Trial
-from jitckpt.rehearsal.trials_at_etcd import HOST_STRIKES, KINDS, MEMBER_STRIKES, choose_trial, judge, missed
 
 STOP = Stops(1, "first_step", 0.1, seconds=8.0)
 TRIAL = Trial(1, "stop-agent", (), (STOP,))

@@ -9,16 +9,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from jitckpt.events import FILE_NAME
-from jitckpt.faults.injection import parse_fault
-from jitckpt.rehearsal.namespaces import Namespaces
-from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
-from jitckpt.rehearsal.trials import Trial
-from jitckpt.rehearsal.trials_on_hosts import (
+from campaign.runs_on_hosts import HOSTS, HostStrike, JobOnHosts
+from campaign.trials_on_hosts import (
     HOST_KINDS,
     STORE_HOST,
     choose_trial,
@@ -26,6 +18,14 @@ from jitckpt.rehearsal.trials_on_hosts import (
     judge_on_hosts,
     missed,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.events import FILE_NAME
+from jitckpt.faults.injection import parse_fault
+from jitckpt.rehearsal.namespaces import Namespaces
+from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run
+from jitckpt.rehearsal.trials import Trial
 from jitckpt.saves import final_state
 from jitckpt.saves.final_state import FinalState
 

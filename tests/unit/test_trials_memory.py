@@ -7,15 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
-
-from jitckpt.decisions import memory_wanted
-from jitckpt.rehearsal import trials_in_memory
-from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import HostStrike
-from jitckpt.rehearsal.trials import Trial
-from jitckpt.rehearsal.trials_in_memory import (
+from campaign import trials_in_memory
+from campaign.runs_on_hosts import HostStrike
+from campaign.trials_in_memory import (
     CUT,
     FULL,
     HOST,
@@ -37,6 +31,12 @@ from jitckpt.rehearsal.trials_in_memory import (
     missed,
     tier_of,
 )
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jitckpt.decisions import memory_wanted
+from jitckpt.rehearsal.runs import Run
+from jitckpt.rehearsal.trials import Trial
 from jitckpt.saves.final_state import FinalState
 from jitckpt.tiers import host_memory
 from jitckpt.tiers.host_memory import BEGUN, READY, SAFE

@@ -3,10 +3,12 @@
 import copy
 import enum
 import gc
+import importlib
 import sys
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import FrameType, SimpleNamespace
 from typing import Any
 from unittest.mock import ANY
@@ -283,6 +285,22 @@ def test_a_variable_of_a_module() -> None:
         return count
 
     equal_from_each_step(training, "count", 4)
+
+
+def test_a_setting_in_another_module_of_the_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "settings_of_mine.py").write_text("noise = 0.0")
+    monkeypatch.syspath_prepend(tmp_path)
+    settings: Any = importlib.import_module("settings_of_mine")
+
+    def training(boundary: Boundary) -> float:
+        settings.noise = 0.0
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            settings.noise += step + 0.5
+            step = boundary(sys._getframe(), step + 1)
+        return float(settings.noise)
+
+    equal_from_each_step(training, "settings.noise", 4)
 
 
 def test_a_variable_that_an_inner_function_sets() -> None:
@@ -771,6 +789,23 @@ def test_objects_and_members_that_the_loop_makes_come_back() -> None:
         return [vars(best), phase, [(key, vars(one)) for key, one in meters.items()], phases]
 
     equal_from_each_step(training, "best phase meters phases", 5)
+
+
+class Parts(enum.Flag):
+    HEAD, BODY = 1, 2
+
+
+def test_flags_of_several_members_and_of_none_come_back() -> None:
+    def training(boundary: Boundary) -> list[Any]:
+        trained, seen = Parts(0), list[Parts]()
+        step = boundary(sys._getframe(), 0)
+        while step < 4:
+            trained = Parts(step)
+            seen.append(trained)
+            step = boundary(sys._getframe(), step + 1)
+        return [trained, seen]
+
+    equal_from_each_step(training, "trained seen", 4)
 
 
 def test_objects_that_nobody_can_make_again_are_said_before_they_are_needed() -> None:

@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from jitckpt.cli import main
-from jitckpt.cli.verify import VerifyError, _chance, script_of
+from jitckpt.cli.script import script_of
+from jitckpt.cli.verify import VerifyError, _chance
 from jitckpt.rehearsal.runs import Run
 from jitckpt.saves.final_state import FinalState
 

@@ -71,7 +71,7 @@ def test_a_job_from_its_start_to_its_end(job: SimulatedJob) -> None:
 def test_what_protects_a_job_in_transparent_mode_that_has_called_no_init(tmp_path: Path) -> None:
     job = SimulatedJob(tmp_path, ranks=2, shards=1, started=time.time() - 50)
     job.write("job_started", world_size=2, max_restarts=5)
-    assert "nothing is protected yet: no rank has called jitckpt.init" in shown(job, 200)
+    assert "nothing is protected yet: no rank has come through jitckpt.init" in shown(job, 200)
     job.each("proxy_connected")
     assert "failures of devices are recovered from in place; after the loss of a process" in shown(job, 200)
 

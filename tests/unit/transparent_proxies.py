@@ -22,6 +22,7 @@ from jitckpt.wire.proxy_messages import (
     Done,
     FromProxy,
     GiveUp,
+    GoOn,
     Held,
     Hello,
     HostCopy,
@@ -30,6 +31,8 @@ from jitckpt.wire.proxy_messages import (
     Replay,
     Rest,
     Restart,
+    Settle,
+    Settled,
     Standing,
     Stop,
     Stopped,
@@ -57,7 +60,7 @@ class Proxy:
     tries: it makes the step after which they may; fails_trial: why they can't, as that shows. stays: they do,
     so that `kept` has none of them. ready: the step that it could begin. copies: the states of which they are
     in host memory, too. breaks: its server can't stay the next time. couple: a communicator of its own with
-    its neighbour.
+    its neighbour. unsettled: why it can't rest with its server; ends_at_rest: that ends meanwhile.
     """
 
     rank: int
@@ -93,6 +96,8 @@ class Proxy:
     copies: set[int] = field(default_factory=set)
     breaks: bool = False
     couple: str = ""
+    unsettled: str = ""
+    ends_at_rest: bool = False
     step: int = 0
     place: int = 0
 
@@ -166,26 +171,56 @@ class Proxy:
         assert order.recovery == self.recovery or isinstance(order, Stop | GiveUp)
         self.recovery = order.recovery
         self.orders.append(order)
+        answer: FromProxy | None = None
         match order:
             case Stop() | Rest():
-                return self.stops(order)
+                answer = self.stops(order)
             case Restart():
                 assert self.held, "the host was not stopped"
-                return self.restarts(order)
+                answer = self.restarts(order)
             case Replay():
-                return self.makes_calls_again(order)
+                answer = self.makes_calls_again(order)
             case Validated(_, place, valid) if self.waits and place == self.place:
-                self.validated.append(valid)
-                self.heard[place] = valid
-                self.waits = False
-                tried, self.tries = self.tries, valid == 2 and not self.tries
-                if self.tries:
-                    return self.has_tried()
-                if valid == 2 and tried:
-                    self.stays, self.device = True, HEALTHY
+                answer = self.is_told(place, valid)
+            case Settle():
+                self.held = True
+                answer = self.settles()
+            case GoOn():
+                answer = self.goes_on()
             case GiveUp(_, reason):
                 self.given_up, self.held = reason, False
+        return answer
+
+    def is_told(self, place: int, valid: int) -> Validates | None:
+        """Go on from its place; or try whether the state can stay, and say so behind the step."""
+        self.validated.append(valid)
+        self.heard[place] = valid
+        self.waits = False
+        tried, self.tries = self.tries, valid == 2 and not self.tries
+        if self.tries:
+            return self.has_tried()
+        if valid == 2 and tried:
+            self.stays, self.device = True, HEALTHY
         return None
+
+    def settles(self) -> Settled:
+        """Say that it is held, with a copy of its state, or why not."""
+        if self.stays and not self.unsettled and self.state is not None:
+            self.copies.add(self.state)
+        return Settled(self.recovery, int(not self.unsettled), self.unsettled)
+
+    def goes_on(self) -> Validates | Alarm | None:
+        """Go on where it was held, unless something has failed meanwhile."""
+        if self.ends_at_rest:
+            self.ends_at_rest = False
+            self.loses_its_server()
+            return self.alarm()
+        if self.failed[1]:
+            return None
+        self.held = False
+        if self.state is not None:
+            self.copies.discard(self.state)
+        return self.rests()
 
     def stops(self, order: Stop | Rest) -> Held | Stopped:
         """Hold the program; then say what there is."""

@@ -27,8 +27,11 @@ class OtherHosts:
 
     @property
     def gone(self) -> set[int]:
-        """The hosts that will not start the ranks again: they are lost, or were asked to end."""
-        return self.lost | self.leaving
+        """The hosts that will not start the ranks again: they are lost, or were asked to end.
+
+        One that has come for another's ranks has no part in that anyway.
+        """
+        return {host for host in self.lost | self.leaving if self.connected.all[host].ranks_of < 0}
 
     def leader(self) -> int:
         """Return the host that looks into hangs, logs and says what concerns all: the first that lives."""

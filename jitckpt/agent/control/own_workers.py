@@ -2,7 +2,7 @@
 
 import selectors
 import signal
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from jitckpt.agent.control.known import Known
@@ -29,12 +29,13 @@ class OwnWorkers:
 
     def __init__(
         self,
-        workers: Mapping[int, Worker],
+        workers: dict[int, Worker],
         known: Known,
         selector: selectors.BaseSelector,
         heard: Heard,
         nonsense: Nonsense,
     ) -> None:
+        """workers: all who see to them know them by this."""
         self._workers, self._known, self._selector = workers, known, selector
         self._heard, self._nonsense = heard, nonsense
 
@@ -48,6 +49,17 @@ class OwnWorkers:
         worker.lifeline.watch()
         released = worker.lifeline.released
         self._selector.register(released, selectors.EVENT_READ, _bound(self._let_go, worker))
+
+    def let_go(self) -> None:
+        """They go on on another host: what there was of them here has ended, and was waited for."""
+        for rank in tuple(self._workers):
+            self._known.change(rank, own=False)
+            worker = self._workers.pop(rank)
+            for file in (worker.socket, worker.pidfd, worker.lifeline.released):
+                if file in self._selector.get_map():
+                    self._selector.unregister(file)
+            worker.not_made_again()
+            worker.reap()
 
     def kill(self) -> None:
         """Leave none."""

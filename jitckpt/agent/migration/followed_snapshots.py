@@ -47,7 +47,7 @@ class FollowedSnapshots(HostPart):
                 dumps.place.want(step)
                 if step:
                     self._say(agents.SnapshotAnswer(number, dumps.place.steps))
-            case agents.DumpRanks(name, step):
+            case agents.DumpRanks(name=name, step=step):
                 self._dump(name, step)
             case agents.SnapshotTaken(name, made) if name == self._name:
                 if made:

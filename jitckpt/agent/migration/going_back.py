@@ -13,7 +13,6 @@ from jitckpt.agent.migration.rank_from_images import RankFromImages
 from jitckpt.agent.migration.shelf import DamagedSnapshot, ProcessSnapshot, images_of
 from jitckpt.agent.migration.store_relay import StoreRelay
 from jitckpt.agent.migration.suspending import SLOWEST_DISK
-from jitckpt.agent.processes import children
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import Proxies
@@ -112,7 +111,6 @@ def made_again(
 def _undo(ranks: Sequence[RankFromImages]) -> None:
     for one in ranks:
         one.end()
-        children.waited_for(one.pid)
         os.close(one.ring)
 
 
@@ -138,7 +136,6 @@ def _make_all_again(
             if os.stat(path).st_size > length:  # what was written since then is written again
                 os.truncate(path, length)
         size += sum(os.stat(name, dir_fd=one.images).st_size for name in os.listdir(one.images))
-        children.note_own(one.pid)
     limit = LIMIT + size / SLOWEST_DISK
     try:
         side_by_side.all_of(

@@ -19,7 +19,7 @@ from jitckpt.agent.migration.suspending import SLOWEST_DISK
 from jitckpt.agent.proxies.step_barrier import StepBarrier
 from jitckpt.bindings import criu
 from jitckpt.console import show_size
-from jitckpt.decisions.belongings import Carried
+from jitckpt.decisions.belongings import SERVER, Carried
 from jitckpt.decisions.transparent import suspension
 from jitckpt.events import EventLog
 from jitckpt.system import network_lock
@@ -27,7 +27,9 @@ from jitckpt.system.resting_place import RestingPlace
 from jitckpt.wire.moves import DumpedRank
 
 ROOM = 2.5  # times the images, that are free where they are written to memory first
-DUMPS = 4  # of a rank, of which one has to come between two words that it says
+DUMPS = 4  # of a rank, of which one has to come between two words that it says; where CRIU tells no more
+# What a rank has said that nobody has read, by the socket, and how long the files are that it writes.
+Outside = tuple[dict[str, list[bytes]], dict[str, int]]
 
 
 class HostDumps:
@@ -60,8 +62,7 @@ class HostDumps:
     def why_never(self) -> str:
         """Return what can't be carried, as a sentence; "" if all can."""
         try:
-            for rank in self._ranks:
-                self._look(rank)
+            self._look()
         except (MoveError, OSError) as error:
             return str(error)
         return ""
@@ -90,10 +91,11 @@ class HostDumps:
         mover, stack = self.mover, self._held
         try:
             stack.enter_context(mover.worker(self._ranks[0]).being_made_again())
-            whats = {rank: self._look(rank) for rank in self._ranks}
+            whats = self._look()
             stores = {rank: stack.enter_context(mover.store_at_rest(whats[rank])) for rank in self._ranks}
             dumps = [partial(self._dump_one, draft, rank, whats[rank], stores[rank]) for rank in self._ranks]
             self._told = all_of(side_by_side(dumps))
+            _need_other_ends(whats)
         except BaseException:
             self.drop()
             raise
@@ -123,10 +125,11 @@ class HostDumps:
         if draft is not None:
             draft.drop()
 
-    def _look(self, rank: int) -> Carried:
+    def _look(self) -> dict[int, Carried]:
+        """Return how the belongings of each rank's processes are carried. Raises MoveError or OSError."""
         if any(event["event"] == "registered" for event in self._log.events):
             raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
-        return self.mover.look(rank, elsewhere=True, into_memory=False)
+        return {rank: self.mover.look(rank, elsewhere=True, into_memory=False) for rank in self._ranks}
 
     def _dump_one(
         self, draft: Draft, rank: int, what: Carried, stores: Mapping[str, socket.socket]
@@ -138,23 +141,72 @@ class HostDumps:
         if os.fstat(worker.ring_fd).st_size:
             raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
         mover.wait_until_read(sockets)
-        limit = LIMIT + looked_at.image_bytes(worker.pid) / SLOWEST_DISK
-        for _ in range(DUMPS):
-            draft.again(rank)
-            before = self._outside(worker.pid, sockets)
-            try:
-                mover.dump(rank, folder, what, limit, leaves_running=True)
-            finally:
-                network_lock.unlock(criu.locks(folder))
-            if self._outside(worker.pid, sockets) == before:
-                break
+        dump = partial(self._dump_running, rank, folder, what)
+        if mover.tells_when_stopped:
+            said, files = self._look_while_stopped(worker.pid, sockets, dump)
         else:
-            raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
-        said, files = before
+            again = partial(draft.again, rank)
+            said, files = self._look_twice(rank, worker.pid, sockets, again, dump)
         return mover.told_of(rank, mover.pids(rank, folder), what, stores=stores, said=said, files=files)
 
-    def _outside(
-        self, pid: int, sockets: Mapping[str, socket.socket]
-    ) -> tuple[dict[str, list[bytes]], dict[str, int]]:
+    def _dump_running(
+        self, rank: int, folder: int, what: Carried, while_stopped: Callable[[], None] | None = None
+    ) -> None:
+        limit = LIMIT + self.bytes / SLOWEST_DISK
+        try:
+            self.mover.dump(rank, folder, what, limit, leaves_running=True, while_stopped=while_stopped)
+        finally:
+            network_lock.unlock(criu.locks(folder))
+
+    def _look_while_stopped(
+        self, pid: int, sockets: Mapping[str, socket.socket], dump: Callable[[Callable[[], None]], None]
+    ) -> Outside:
+        """Dump a rank once, and return what is outside of it then."""
+        found: list[Outside | MoveError | OSError] = []
+
+        def look() -> None:
+            try:
+                found.append(self._outside(pid, sockets))
+            except (MoveError, OSError) as error:
+                found.append(error)
+
+        dump(look)
+        if not found:
+            raise MoveError("criu has not told when its processes were stopped.")
+        if isinstance(found[0], Exception):
+            raise found[0]
+        return found[0]
+
+    def _look_twice(
+        self,
+        rank: int,
+        pid: int,
+        sockets: Mapping[str, socket.socket],
+        again: Callable[[], None],
+        dump: Callable[[], None],
+    ) -> Outside:
+        """Dump a rank until what is outside of it is the same before and behind, and return that."""
+        for _ in range(DUMPS):
+            again()
+            before = self._outside(pid, sockets)
+            dump()
+            if self._outside(pid, sockets) == before:
+                return before
+        raise MoveError(f"Rank {rank} says or writes something all the time, though it is held.")
+
+    def _outside(self, pid: int, sockets: Mapping[str, socket.socket]) -> Outside:
         """Return what a rank has said that nobody has read, and how long the files are that it writes."""
         return {name: peeked(one) for name, one in sockets.items()}, looked_at.written_files(pid)
+
+
+def _need_other_ends(whats: Mapping[int, Carried]) -> None:
+    """Raise MoveError where the other end of a rank's socket is gone by now, as a device's server has ended.
+
+    CRIU, which may have seen that, has then not left the socket to who restores it, and can't make it again.
+    """
+    sockets = looked_at.sockets()
+    for rank, what in whats.items():
+        for end in what.sockets:
+            if end.inode not in sockets or sockets[end.inode].peer == 0:
+                who = "A device's server" if end.name.startswith(SERVER) else "Who is at its other end"
+                raise MoveError(f"{who} of rank {rank} has ended meanwhile ({end.name}).")

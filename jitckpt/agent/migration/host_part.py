@@ -31,6 +31,7 @@ class HostPart(ABC):
     """What both the first host and the others are to their proxies, and to commands. Raises OSError."""
 
     next_look: float | None = None
+    servers_stay = True
 
     def __init__(self, dumps: HostDumps, place: Place) -> None:
         self._dumps, self._place = dumps, place

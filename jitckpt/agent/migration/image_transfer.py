@@ -120,7 +120,10 @@ class _Way:
     async def _out_of_file(self, part: PartOfFile) -> None:
         loop = asyncio.get_running_loop()
         with io.FileIO(self.file, closefd=False) as source:
-            sent = await loop.sendfile(self.writer.transport, source, part.at, part.size)
+            try:
+                sent = await loop.sendfile(self.writer.transport, source, part.at, part.size)
+            except RuntimeError as error:  # asyncio's word for a connection that the other side has closed
+                raise ConnectionError(str(error)) from error
         if sent < part.size:
             raise OSError(f"only {sent} of {part.size} bytes of {self.image} could be sent")
 

@@ -1,7 +1,8 @@
 """All ranks of this host go on on another one, which stands by: dumped here, made again there.
 
 The host that stands by makes the processes again first, while the others notice nothing; then the other hosts
-are told, in order with all else that is said between them, and it comes in this one's place.
+are told, in order with all else that is said between them, and it comes in this one's place. The first host
+has the lead and the ranks' store, and stays without ranks: theirs comes beside it, as one more.
 """
 
 import asyncio
@@ -10,6 +11,8 @@ import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
 from jitckpt.agent.migration import packing
 from jitckpt.agent.migration.image_transfer import send_file
@@ -18,7 +21,8 @@ from jitckpt.agent.migration.packing import Packer
 from jitckpt.agent.migration.same_pages import SamePages
 from jitckpt.agent.migration.side_by_side import all_of
 from jitckpt.agent.migration.store_relay import StoreError
-from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of
+from jitckpt.agent.migration.who_takes import LOOK_SECONDS, NotNowError, first_that_takes
+from jitckpt.agent.proxies.step_barrier import Messenger, StepBarrier, told_of, told_of_ranks
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import CriuError
 from jitckpt.bindings.nameless_folder import nameless_folder
@@ -27,7 +31,7 @@ from jitckpt.decisions.recovery import Rank
 from jitckpt.errors import HostsError
 from jitckpt.events import EventLog
 from jitckpt.hosts import link, visiting
-from jitckpt.hosts.connections import Arrived, Hosts
+from jitckpt.hosts.connections import Arrived, HostLost, Hosts, Unclear
 from jitckpt.hosts.link import LinkError
 from jitckpt.hosts.standbys import Standby
 from jitckpt.hosts.visiting import RefusedError
@@ -35,7 +39,9 @@ from jitckpt.system import network_lock
 from jitckpt.wire import agents
 from jitckpt.wire.agents import ProxyOrder
 from jitckpt.wire.checked import Kind
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.moves import (
+    WRITTEN,
     DumpedRank,
     HandOver,
     JobFacts,
@@ -48,10 +54,12 @@ from jitckpt.wire.moves import (
 
 ANSWER_SECONDS = 240.0  # in which the other host makes a rank's processes again, at its second try, too
 TAKING_SECONDS = 60.0  # in which it takes a piece of an image
+WHO = "The host that stands by"
+TURN_SECONDS = 55.0  # in which other hosts that are left at the same time have told all that they are
 HEARING_SECONDS = 30.0  # in which all other hosts say their last to this one
+UNDOING_SECONDS = 30.0  # in which a host that is not to have the ranks has ended what it has made
 CONNECTING_SECONDS = 5.0
-LOOK_SECONDS = 0.5  # between two looks who stands by
-TRIES = 2  # hosts that stand by, of which each has got the images
+MOST_READ = 1 << 20  # bytes at once
 LEADER = 0
 
 
@@ -77,7 +85,7 @@ class Departure:
         say: Callable[[str], None],
         *,
         standbys: Callable[[], list[Standby]],
-        facts: JobFacts,
+        facts: Callable[[], JobFacts],
         barrier: StepBarrier | None,
         messenger: Messenger | None,
         secret: bytes,
@@ -98,14 +106,12 @@ class Departure:
 
     def is_possible(self) -> bool:
         """Return whether there is a host to go to. If there is none it waits for one, but once only."""
-        if self._hosts.index == LEADER:
-            return False
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._wait
             if self._wait and not self._standbys():
                 self._say(f"no host stands by: all ranks are held until one does, for {self._wait:g} s.")
-        while not (there := bool(self._standbys())) and now < self._until and not self._is_interrupted():
+        while not (there := bool(self._standbys())) and now < self._until and not self._is_over():
             time.sleep(LOOK_SECONDS)
             now = time.monotonic()
         return there
@@ -136,14 +142,27 @@ class Departure:
                 _unlock(folders)
                 return False
             _unlock(folders)
-            for one in dumped:
-                reap(one.pids)
+            self._forget(dumped)
             seconds = time.monotonic() - begun
         self._say(
             f"ranks {', '.join(map(str, sorted(orders)))} go on on {where}: {show_size(size)} of processes "
             f"in {seconds:.2f} s."
         )
+        if self._stays:
+            self._say(
+                "this host's launcher stays, without ranks: it has the lead and the ranks' store, so the job "
+                "needs it to the end."
+            )
         return True
+
+    def _is_over(self) -> bool:
+        """Whether the job ends anyway, so that no host is to be waited for."""
+        return self._is_interrupted() or LEADER in self._hosts.lost
+
+    @property
+    def _stays(self) -> bool:
+        """Whether this host has to go on without its ranks."""
+        return self._hosts.index == LEADER
 
     def _back(self, dumped: Sequence[Dumped]) -> None:
         """Make the processes again here, as far as that can be done."""
@@ -155,18 +174,25 @@ class Departure:
 
     def _lose(self, dumped: Sequence[Dumped]) -> None:
         """The others expect them on the other host, so they are not made again here: they count as killed."""
+        self._forget(dumped)
+        for one in dumped:
+            self._mover.worker(one.rank).not_made_again()
+
+    def _forget(self, dumped: Sequence[Dumped]) -> None:
+        """What they have asked the job's store last is asked by the other host, and not from here, too."""
         for one in dumped:
             reap(one.pids)
-            self._mover.worker(one.rank).not_made_again()
+            self._mover.relay.forget(list(one.stores.values()))
 
     def _move(
         self, dumped: Sequence[Dumped], orders: Mapping[int, bytes], dump_seconds: float
     ) -> tuple[int, str]:
         """Return the bytes that were sent, and to whom."""
+        index, hosts = self._there()
         move = Move(
-            self._facts,
-            self._hosts.index,
-            [replace(host, pasts=()) for host in self._hosts.all],
+            self._facts(),
+            index,
+            hosts,
             self._hosts.secret.hex(),
             self._mover.relay.name,
             time.monotonic(),
@@ -174,22 +200,63 @@ class Departure:
         )
         begun = time.monotonic()
         # Whatever is waited for there has a limit of its own.
-        sent = self._hosts.start(self._send_to_one(move, dumped, self._standbys())).result()
+        sent = self._hosts.start(self._send_to_one(move, dumped)).result()
         transfer = time.monotonic() - begun - sent.restored.seconds
-        own = self._hosts.all[self._hosts.index]
-        self._handed_over = True  # from here on the others expect that one, and no other
-        if not self._hosts.hand_over(
-            replace(own, address=sent.standby.address, port=sent.restored.port), HEARING_SECONDS
-        ):
-            raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
-        said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
+        if not self._hosts.take_turn(TURN_SECONDS):
+            self._hosts.start(_withdraw(sent)).result()
+            raise MoveError(f"It was not this host's turn to tell the others within {TURN_SECONDS:g} s.")
+        self._tell_all(index, hosts[index], sent)
         taken = self._hosts.take()
-        said += [one for one in taken if isinstance(one, Arrived)]
-        steps = None if self._messenger is None else self._messenger.known
+        said = [Arrived(LEADER, ProxyOrder(rank), order) for rank, order in orders.items()]
+        said += _for_all(taken) if self._stays else [one for one in taken if isinstance(one, Arrived)]
+        hand_over = self._hand_over(said, sent, dump_seconds, transfer)
+        goes_on = True
+        try:
+            self._hosts.start(self._finish(sent.reader, sent.writer, hand_over)).result()
+            goes_on = self._stays
+        finally:
+            if goes_on:  # else this host would not know who is lost, and wait for ever
+                self._hosts.give_back([one for one in taken if not _are_last_words(one)])
+        if self._stays and self._messenger is not None:
+            self._messenger.ranks_are_at(index)
+        return sent.size, sent.standby.address
+
+    def _tell_all(self, index: int, coming: Host, sent: _Sent) -> None:
+        """Tell the other hosts who comes to that place. Raises MoveError."""
+        self._handed_over = True  # from here on the others expect that one, and no other
+        restored = sent.restored
+        coming = replace(coming, address=sent.standby.address, port=restored.port, reserve=restored.reserve)
+        tell = self._hosts.give_ranks if self._stays else self._hosts.hand_over
+        if not tell(coming, HEARING_SECONDS):
+            self._hosts.start(_withdraw(sent)).result()
+            raise MoveError(f"Not all hosts have answered within {HEARING_SECONDS:g} s.")
+
+    def _there(self) -> tuple[int, list[Host]]:
+        """Return the place of the host to which the ranks go, and all hosts as it is to know them."""
+        index, hosts = self._hosts.index, self._all
+        if not self._stays:
+            return index, hosts
+        own = hosts[index]
+        hosts[index] = replace(own, ranks=())
+        return len(hosts), [*hosts, Host("", 0, own.ranks, own.restarts, ranks_of=index)]
+
+    @property
+    def _all(self) -> list[Host]:
+        """All hosts as they are now, as another one is told of them."""
+        return [replace(host, pasts=()) for host in self._hosts.all]
+
+    def _hand_over(
+        self, said: Sequence[Arrived], sent: _Sent, dump_seconds: float, transfer: float
+    ) -> HandOver:
+        """Return what the other host is to know at last. said: what there is for it to act on."""
+        steps, tell_of = None, told_of_ranks if self._stays else told_of
+        if self._messenger is not None:
+            steps = tell_of(self._messenger.known)
         ranks = self._known()
-        hand_over = HandOver(
+        return HandOver(
+            self._all,
             "" if self._barrier is None else self._barrier.content.hex(),
-            None if steps is None else told_of(steps),
+            steps,
             [Unheard(one.host, agents.encode(one.message), one.data.hex()) for one in said],
             [one.rank for one in ranks if one.finished],
             [(one.rank, one.exit_code, one.told) for one in ranks if one.exit_code is not None],
@@ -198,12 +265,6 @@ class Departure:
             transfer,
             sent.restored.seconds,
         )
-        try:
-            self._hosts.start(self._finish(sent.reader, sent.writer, hand_over)).result()
-        except BaseException:
-            self._hosts.give_back(taken)  # else this host would not know who is lost, and wait for ever
-            raise
-        return sent.size, sent.standby.address
 
     def _told_of(self, one: Dumped) -> DumpedRank:
         sockets = {**self._mover.sockets(one.rank), **one.stores}
@@ -211,39 +272,35 @@ class Departure:
         told = self._mover.told_of(one.rank, one.pids, one.what, stores=one.stores, said=said, files={})
         return replace(told, own_clock=one.keeps_clock)
 
-    async def _send_to_one(
-        self, move: Move, dumped: Sequence[Dumped], standbys: Sequence[Standby], tries: int = TRIES
-    ) -> _Sent:
-        """Have the first host that stands by and can be reached make the processes again.
+    async def _send_to_one(self, move: Move, dumped: Sequence[Dumped]) -> _Sent:
+        """Have a host that stands by make the processes again. Raises LinkError or OSError."""
+        return await first_that_takes(
+            self._standbys,
+            partial(self._send_to, move, dumped),
+            self._say,
+            wait=self._wait,
+            is_over=self._is_over,
+        )
 
-        If it can't, it is the next one's turn, once. Raises LinkError or OSError.
-        """
-        standby, reader, writer = await self._connected(standbys)
-        others = standbys[standbys.index(standby) + 1 :]
+    async def _connected(self, standby: Standby) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
+        """Raises NotNowError where it can't be reached: of some nothing but the word is left."""
+        try:
+            async with asyncio.timeout(CONNECTING_SECONDS):
+                reader, writer = await asyncio.open_connection(standby.address, standby.port)
+                await link.introduce(reader, writer, self._secret)
+        except (OSError, LinkError) as error:
+            raise NotNowError(str(error) or "no answer") from error
+        return reader, writer
+
+    async def _send_to(self, move: Move, dumped: Sequence[Dumped], standby: Standby) -> _Sent:
+        """Raises NotNowError, LinkError or OSError."""
+        reader, writer = await self._connected(standby)
         try:
             size, restored = await self._send(reader, writer, move, dumped, standby)
-        except (LinkError, OSError) as error:
+        except (LinkError, OSError):
             writer.close()  # what it may have made is ended there
-            if tries == 1 or not others:
-                raise
-            self._say(f"{standby.address} could not take this host's ranks, so another is asked: {error}")
-            return await self._send_to_one(move, dumped, others, tries - 1)
+            raise
         return _Sent(standby, reader, writer, size, restored)
-
-    async def _connected(
-        self, standbys: Sequence[Standby]
-    ) -> tuple[Standby, asyncio.StreamReader, asyncio.StreamWriter]:
-        """Return the first host that stands by and can be reached: of some nothing but the word is left."""
-        reasons = []
-        for standby in standbys:
-            try:
-                async with asyncio.timeout(CONNECTING_SECONDS):
-                    reader, writer = await asyncio.open_connection(standby.address, standby.port)
-                    await link.introduce(reader, writer, self._secret)
-                return standby, reader, writer
-            except (OSError, LinkError) as error:
-                reasons.append(f"{standby.address}: {str(error) or 'no answer'}")
-        raise LinkError(f"No host that stands by can be reached ({'; '.join(reasons)}).")
 
     async def _send(
         self,
@@ -253,6 +310,24 @@ class Departure:
         dumped: Sequence[Dumped],
         standby: Standby,
     ) -> tuple[int, RanksRestored]:
+        """Send all, and return its size with the answer; a refusal may come before the end."""
+        answer = asyncio.create_task(_answer(reader, RanksRestored, None))
+        sending = asyncio.create_task(self._send_images(writer, move, dumped, standby))
+        try:
+            await asyncio.wait({answer, sending}, return_when=asyncio.FIRST_COMPLETED)
+            if answer.done():
+                await answer
+            size = await sending
+            async with asyncio.timeout(ANSWER_SECONDS * len(dumped)):
+                return size, await answer
+        except TimeoutError as error:
+            raise LinkError(f"{WHO} does not answer within {ANSWER_SECONDS * len(dumped):g} s.") from error
+        finally:
+            await _ended(answer, sending)
+
+    async def _send_images(
+        self, writer: asyncio.StreamWriter, move: Move, dumped: Sequence[Dumped], standby: Standby
+    ) -> int:
         writer.write(visiting.encode(replace(move, clock=time.monotonic())))
         packer, same = Packer(standby.unpacks and packing.can_pack()), SamePages()
         size = 0
@@ -270,13 +345,19 @@ class Departure:
             finally:
                 for file in files.values():
                     os.close(file)
+            for number, path in enumerate(one.what.written):
+                with open(path, "rb") as written:
+                    name = f"{WRITTEN}{number}"
+                    size += await send_file(
+                        writer, one.rank, name, written.fileno(), packer, patience=TAKING_SECONDS
+                    )
             ring = self._mover.worker(one.rank).ring_fd
             size += await send_file(writer, one.rank, "", ring, packer, patience=TAKING_SECONDS)
         writer.write(visiting.encode(Whole()))
         say(f"{show_size(size - same.saved)} of {show_size(size)} had to go; the rest are the same pages.")
         if packer.saved:
             say(f"zstd has taken {show_size(packer.saved)} of that off the way.")
-        return size, await _answer(reader, RanksRestored, ANSWER_SECONDS * len(dumped))
+        return size
 
     async def _finish(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, last: HandOver
@@ -288,6 +369,21 @@ class Departure:
             writer.close()
 
 
+def _are_last_words(one: Arrived | Unclear | HostLost) -> bool:
+    return isinstance(one, Arrived) and isinstance(one.message, agents.LastWords)
+
+
+def _for_all(taken: Sequence[Arrived | Unclear | HostLost]) -> list[Arrived]:
+    """Return what the other hosts have told all, each until it said that it tells one more from there on."""
+    found, told_last = list[Arrived](), set[int]()
+    for one in taken:
+        if _are_last_words(one):
+            told_last.add(one.host)
+        elif isinstance(one, Arrived) and isinstance(one.message, agents.TO_ALL):
+            found += [] if one.host in told_last else [one]
+    return found
+
+
 def _unlock(folders: Sequence[int]) -> None:
     """Take away CRIU's locks on connections that were not made again."""
     for folder in folders:
@@ -295,9 +391,25 @@ def _unlock(folders: Sequence[int]) -> None:
             network_lock.unlock(criu.locks(folder))
 
 
-async def _answer(reader: asyncio.StreamReader, kind: type[Kind], patience: float) -> Kind:
-    who = "The host that stands by"
+async def _ended(*tasks: "asyncio.Task[Any]") -> None:
+    """Cancel what is not done, and take note of what came of it: nobody else asks."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+async def _withdraw(sent: _Sent) -> None:
+    """Have a host that has made processes again end them: they go on here once it has."""
+    with contextlib.suppress(OSError):
+        async with asyncio.timeout(UNDOING_SECONDS):
+            sent.writer.write_eof()
+            while await sent.reader.read(MOST_READ):
+                pass
+    sent.writer.close()
+
+
+async def _answer(reader: asyncio.StreamReader, kind: type[Kind], patience: float | None) -> Kind:
     try:
-        return (await visiting.answer(reader, who, patience, kind))[0]
+        return (await visiting.answer(reader, WHO, patience, kind))[0]
     except RefusedError as error:
-        raise LinkError(f"{who} says: {error}") from error
+        raise (NotNowError if error.busy else LinkError)(f"{WHO} says: {error}") from error

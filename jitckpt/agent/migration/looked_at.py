@@ -23,7 +23,12 @@ _QUESTION = struct.Struct("=BBHIIIII")  # unix_diag_req
 _ANSWER = struct.Struct("=BBBBIII")  # unix_diag_msg
 _ATTRIBUTE = struct.Struct("=HH")
 _MOST_ANSWER = 1 << 18
+_APPENDS = os.O_APPEND | os.O_WRONLY
 _BLOCK = 512  # bytes, of st_blocks
+# The kinds of file systems that hosts share. Of others with FUSE nobody knows.
+SHARED = re.compile(
+    r"nfs|cifs|smb|lustre|gpfs|ceph|beegfs|9p|virtiofs|glusterfs|wekafs|afs|orangefs|pvfs|fuse"
+)
 _STATES = {1: ESTABLISHED, 10: LISTENS}  # as the kernel numbers those of TCP, and of all sockets
 
 
@@ -54,8 +59,53 @@ def written_files(root: int) -> dict[str, int]:
 
     But for those of the first three that are this process's, too.
     """
-    own = {(status.st_dev, status.st_ino) for status in map(os.fstat, range(3))}
+    return {file.to: size for _, file, size in _written(root)}
+
+
+def written_here(root: int) -> dict[str, int]:
+    """Return those of them that other hosts lack, by the kinds of their file systems."""
     found = {}
+    for pid, file, size in _written(root):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended meanwhile
+            if not SHARED.match(_file_system(pid, file.mount)):
+                found[file.to] = size
+    return found
+
+
+def shared_lengths(root: int, other: int) -> list[str]:
+    """Return the files of a process and all below it whose length another, or one below it, may change.
+
+    CRIU makes no process again that has a file open which is longer than at its dump, unless it does nothing
+    but append to it. Empty ones, and those on which it has a lock, are there to be locked, and those in
+    /dev/shm are memory of ranks: nobody makes them longer.
+    """
+    written = {file.identity for _, file, flags, _, _ in _named(other) if flags & os.O_ACCMODE != os.O_RDONLY}
+    return sorted(
+        {
+            file.to
+            for _, file, flags, size, is_locked in _named(root)
+            if file.identity in written
+            and flags & _APPENDS != _APPENDS
+            and size
+            and not (is_locked or _is_memory(file))
+        }
+    )
+
+
+def _is_memory(file: OpenFile) -> bool:
+    return file.to.startswith("/dev/shm/")
+
+
+def _written(root: int) -> Iterator[tuple[int, OpenFile, int]]:
+    """Yield who writes which file, and its length."""
+    for pid, file, flags, size, _ in _named(root):
+        if flags & os.O_ACCMODE != os.O_RDONLY:
+            yield pid, file, size
+
+
+def _named(root: int) -> Iterator[tuple[int, OpenFile, int, int, bool]]:
+    """Yield who has which file with a name open, with the flags of that, its length, and if it locks it."""
+    own = {(status.st_dev, status.st_ino) for status in map(os.fstat, range(3))}
     for process in tree(root):
         for file in process.files:
             if not file.to.startswith("/") or file.to.startswith("/memfd:") or file.identity in own:
@@ -65,9 +115,16 @@ def written_files(root: int) -> dict[str, int]:
                 flags = int(re.search(r"^flags:\t(\d+)", info, re.MULTILINE)[1], 8)  # type: ignore[index]
                 status = os.stat(file.to)
                 same = (status.st_dev, status.st_ino) == file.identity
-                if same and stat.S_ISREG(status.st_mode) and flags & os.O_ACCMODE != os.O_RDONLY:
-                    found[file.to] = status.st_size
-    return found
+                if same and stat.S_ISREG(status.st_mode):
+                    yield process.pid, file, flags, status.st_size, "\nlock:" in info
+
+
+def _file_system(pid: int, mount: int) -> str:
+    """Return of which kind a mount is."""
+    for line in Path(f"/proc/{pid}/mountinfo").read_text(errors="replace").splitlines():
+        if line.startswith(f"{mount} "):
+            return line.partition(" - ")[2].partition(" ")[0]
+    return ""
 
 
 def resident_bytes() -> int:
@@ -122,6 +179,7 @@ def _process(pid: int) -> CarriedProcess:
         "" if not lines else os.readlink(folder / "cwd"),  # a zombie has none
         int(tracer[1]) if tracer else 0,
         sum(map(int, written)) << 10,
+        frozenset(map(name_of, map(int, os.listdir(folder / "task")))),
     )
 
 

@@ -12,10 +12,11 @@ import os
 import selectors
 import signal
 import socket
+import stat
 import struct
 import termios
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -29,13 +30,14 @@ from jitckpt.bindings.criu import Criu, Options
 from jitckpt.bindings.nameless_folder import nameless_folder
 from jitckpt.console import show_size
 from jitckpt.decisions import belongings
-from jitckpt.decisions.belongings import Carried, Surroundings
+from jitckpt.decisions.belongings import Carried, Surroundings, shown
 from jitckpt.errors import JitckptError
 from jitckpt.events import EventLog
 from jitckpt.ring.copies import Copier
 from jitckpt.system import network_lock
 from jitckpt.system.lifeline import Lifeline
-from jitckpt.wire.moves import DumpedRank
+from jitckpt.system.own_outputs import INPUT, is_closed_to_us
+from jitckpt.wire.moves import DumpedRank, WrittenFile
 
 LIMIT = 120.0  # seconds for a dump, and for a restore: 2 and 3 s for 1 GB on two cores
 READING_SECONDS = 30.0  # in which a worker that is held reads what it was sent before
@@ -43,6 +45,8 @@ FIRST_FREE = 3  # descriptors: after the standard ones
 MOST_BYTES = 1 << 20  # of a message
 SO_PEEK_OFF = 42  # from asm-generic/socket.h
 MOST_FILES = 16  # that come with one
+WITH_JOB = "ended with its job"  # a server that stays where the image is made has no other end there
+_STANDARD = ("input", "output", "error output")
 # In the images, of the clocks of the host of the dump. Without it the restored processes go by this host's,
 # as their servers do: by CRIU's own way they would get a time namespace in which the pause has not been.
 CLOCKS = "timens-0.img"
@@ -104,14 +108,15 @@ class Mover:
         *,
         shared: Mapping[str, int],
         relay: StoreRelay,
-        may_leave: bool = False,
+        hosts: Collection[str] = (),
     ) -> None:
         """workers: by rank. shared: memory of this process that all workers have mapped, by its name.
 
-        relay: by which they reach the job's store. may_leave: they may have to go on on another host.
+        relay: by which they reach the job's store. hosts: the addresses of the job's, where it
+        has several: the ranks may have to go on on another one.
         """
-        self._may_leave = may_leave
-        self._criu, self._workers, self._log, self._say = found, workers, log, say
+        self._hosts, self._criu = hosts, found
+        self._workers, self._log, self._say = workers, log, say
         self._shared, self.relay = dict(shared), relay
         self._told: set[int] = set()
 
@@ -127,9 +132,9 @@ class Mover:
         where = ""
         try:
             self.look(rank)
-            if self._may_leave:
+            if self._hosts:
                 where = " to another host"
-                self.look(rank, elsewhere=True)
+                self.look(rank, elsewhere=True, with_files=True)
         except (MoveError, OSError) as error:
             self._log.write("not_movable", rank=rank, text=str(error))
             self._say(f"the worker process of rank {rank} could not be moved{where}: {error}")
@@ -184,10 +189,12 @@ class Mover:
     def worker(self, rank: int) -> Worker:
         return self._workers[rank]
 
-    def look(self, rank: int, *, elsewhere: bool = False, into_memory: bool = True) -> Carried:
+    def look(
+        self, rank: int, *, elsewhere: bool = False, into_memory: bool = True, with_files: bool = False
+    ) -> Carried:
         """Return how the belongings of the rank's processes are carried. Raises MoveError or OSError.
 
-        elsewhere: to another host. into_memory: the images go there.
+        elsewhere: to another host. into_memory: the images go there. with_files: that they write.
         """
         processes = looked_at.tree(self._workers[rank].pid)
         servers = self.proxies.server_processes(rank)
@@ -201,16 +208,37 @@ class Mover:
                 servers,
                 set().union(*map(looked_at.sockets_of, servers)),
                 elsewhere,
+                self._hosts,
+                looked_at.written_here(self._workers[rank].pid) if with_files else {},
             ),
         )
         if what.obstacles:
-            raise MoveError(what.obstacles[0])
+            raise MoveError(shown(what.obstacles))
         if missing := set(sockets.values()) - {end.name for end in what.sockets}:
             raise MoveError(f"It has closed its socket to the launcher ({min(missing)}).")
+        self._need_lengths_of_its_own(rank)
+        for _, number in what.outputs:
+            if is_closed_to_us(number):
+                raise MoveError(
+                    f"Its {_STANDARD[number]} is a pipe of another user's, which CRIU may not open anew; "
+                    f"{'with < /dev/null it has none' if number == INPUT else 'with | cat it is your own'}."
+                )
         needed, free = sum(process.memory for process in processes), looked_at.available_memory()
         if into_memory and needed > free:
             raise MoveError(f"Its image needs {show_size(needed)} of memory, and {show_size(free)} are free.")
         return what
+
+    def _need_lengths_of_its_own(self, rank: int) -> None:
+        """A rank is held, but threads of it may write between the dump of another and its restore."""
+        for other, worker in self._workers.items():
+            if other == rank:
+                continue
+            with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # that one has ended
+                if found := looked_at.shared_lengths(self._workers[rank].pid, worker.pid):
+                    raise MoveError(
+                        f"It has {found[0]} open, which rank {other} writes, and CRIU does not make it again "
+                        "once that has grown; ranks that only append to a file (open's mode a) can be moved."
+                    )
 
     def pids(self, rank: int, folder: int) -> list[int]:
         """Return who has been dumped, the worker first: others may have come since they were looked at."""
@@ -269,16 +297,32 @@ class Mover:
             said={name: [data.hex() for data in messages] for name, messages in said.items()},
             conversations={name: self.relay.conversations([end])[0].hex() for name, end in stores.items()},
             askers=tuple(
-                (names[end.fileno()], process, tuple(ended.items()))
+                (names[end.fileno()], process, tuple((one, how or WITH_JOB) for one, how in ended.items()))
                 for end, process, ended in self.proxies.servers.ended(rank)
             ),
             files=dict(files),
+            written=tuple(map(_written_file, what.written)),
         )
 
+    @property
+    def tells_when_stopped(self) -> bool:
+        """Whether `dump` calls what is to be done while the processes are stopped."""
+        return self._criu.tells_when_stopped
+
     def dump(
-        self, rank: int, folder: int, what: Carried, limit: float = LIMIT, *, leaves_running: bool = False
+        self,
+        rank: int,
+        folder: int,
+        what: Carried,
+        limit: float = LIMIT,
+        *,
+        leaves_running: bool = False,
+        while_stopped: Callable[[], None] | None = None,
     ) -> float:
-        """Return the seconds, at most `limit`. Raises CriuError; then the worker runs on as it was."""
+        """Return the seconds, at most `limit`. Raises CriuError; then the worker runs on as it was.
+
+        while_stopped: see criu.Options.
+        """
         external = [*(f"unix[{end.inode}]" for end in what.sockets), *what.external]
         ghosts = max(what.ghosts, criu.SOONEST_GHOST)
         worker, begun = self._workers[rank], time.monotonic()
@@ -292,6 +336,7 @@ class Mover:
                 ghosts=ghosts,
                 variables=worker.mark,
                 leaves_running=leaves_running,
+                while_stopped=while_stopped,
             ),
         )
         return time.monotonic() - begun
@@ -311,7 +356,7 @@ class Mover:
         Raises MoveError, StoreError or OSError. elsewhere, into_memory: as for `look`. keeps_clock: as a
         Dumped has it; one that has a clock of its own by now keeps it anyway.
         """
-        what = self.look(rank, elsewhere=elsewhere, into_memory=into_memory)
+        what = self.look(rank, elsewhere=elsewhere, into_memory=into_memory, with_files=elsewhere)
         keeps_clock = keeps_clock or has_own_clock(self._workers[rank].pid)
         needed = looked_at.image_bytes(self._workers[rank].pid) if into_memory else 0
         stores = stack.enter_context(self.store_at_rest(what))
@@ -443,6 +488,11 @@ def has_own_clock(pid: int) -> bool:
         return os.readlink(f"/proc/{pid}/ns/time") != os.readlink("/proc/self/ns/time")
     except FileNotFoundError:  # a kernel without time namespaces
         return False
+
+
+def _written_file(path: str) -> WrittenFile:
+    status = os.stat(path)
+    return WrittenFile(path, stat.S_IMODE(status.st_mode), status.st_uid, status.st_gid)
 
 
 def _store(inode: int) -> str:

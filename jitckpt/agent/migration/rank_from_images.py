@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 
 from jitckpt.agent.migration.move import end_what_is_left, inherited_outputs, lifeline_of
 from jitckpt.agent.migration.store_relay import StoreRelay
+from jitckpt.agent.processes import children
 from jitckpt.agent.processes.children import Children
 from jitckpt.agent.processes.workers import Worker
 from jitckpt.agent.proxies.control import Proxies
 from jitckpt.bindings import criu
 from jitckpt.bindings.criu import Criu, Options
+from jitckpt.decisions.belongings import SERVER
 from jitckpt.system import process_tree
 from jitckpt.wire.moves import DumpedRank
 
@@ -52,7 +54,10 @@ class RankFromImages:
                 inherit.append((theirs.fileno(), f"socket:[{inode}]"))
                 for message in dumped.said.get(name, []):
                     theirs.send(bytes.fromhex(message))
+                if name.startswith(SERVER):
+                    self.ends.pop(name).close()
             variables = {process_tree.MARK: mark}
+            children.note_own(self.pid)  # who has it as a worker waits for it, and nobody else
             criu.restore(found, Options(self.images, limit, inherit=inherit, variables=variables))
 
     def worker(self, kept: Children) -> Worker:
@@ -80,6 +85,7 @@ class RankFromImages:
     def end(self) -> None:
         """End what there is of its processes, and close the sockets to them. May be called twice."""
         end_what_is_left(self.dumped.pids)
+        children.waited_for(self.pid)
         for end in self.ends.values():
             end.close()
         self.ends.clear()

@@ -1,11 +1,12 @@
 """Has all ranks of a job written to files now and then, while they go on: to go back there if one dies.
 
-A snapshot is what a suspended job is (suspending.py), but that the processes run on. The first host asks for
-it; all hosts write their ranks' processes at the same time, and put them on their disks while the training
-goes on (shelf.py). It is of use once it is whole on all of them. Where the job is to be suspended the ranks
-are held until then, and do not go on. Whoever calls this is the supervisor's thread.
+A snapshot is what a suspended job is (suspending.py), but that the processes and their servers run on. The
+first host asks for it; all hosts write their ranks' processes at the same time, and put them on their disks
+while the training goes on (shelf.py). It is of use once it is whole on all of them. Where the job is to be
+suspended the ranks are held until then, and do not go on. Whoever calls this is the supervisor's thread.
 """
 
+import contextlib
 import secrets
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -78,6 +79,7 @@ class ProcessSnapshots(HostPart):
         self._step, self._name = 0, ""
         self._why = ""  # a host can't do its part
         self._keys: set[bytes] = set()
+        self._store: Any = None  # a client of the job's store
         self._sizes: list[Size] = []
         self._own_puts: SimpleQueue[tuple[Size, OSError | None]] = SimpleQueue()
         self._go_on: Callable[[], None] = lambda: None
@@ -174,13 +176,14 @@ class ProcessSnapshots(HostPart):
                     self._check()
 
     def carry_out(self, go_on: Callable[[], None]) -> None:
-        """All ranks rest, and this host's servers have ended. `go_on` is called once they are to go on."""
+        """All ranks rest. `go_on` is called once they are to go on."""
         self._go_on = go_on
         self._phase, self._name, self._why = "writing", secrets.token_hex(8), ""
         self._awaited, self._keys = {LEADER, *self._others}, set()
         self._writing_at = time.monotonic()
         self._until = self._writing_at + 2 * LIMIT + DUMPS * self._largest / SLOWEST_DISK
-        self._tell(agents.DumpRanks(self._name, self._step))
+        stay = self._dumps.mover.proxies.servers_stay
+        self._tell(agents.DumpRanks(self._name, self._step, stay))
         why = ""
         try:
             self._dumps.dump(self._step)
@@ -247,8 +250,15 @@ class ProcessSnapshots(HostPart):
         if why := self._dumps.why_never() or self._dumps.why_no_room():
             self._fail(why)
             return
+        with contextlib.suppress(RuntimeError):  # then it is tried again while all wait
+            self._connect()
         self._newest_then = max(self._dumps.place.steps)
         self._question("asking", agents.AskSnapshot)
+
+    def _connect(self) -> None:
+        """Have a client of the job's store, as to connect takes long. Raises RuntimeError (torch's)."""
+        if self._store is None:
+            self._store = client_of(*self._dumps.mover.relay.store)
 
     def _question(self, phase: Phase, question: Callable[[int], AgentMessage]) -> None:
         """Ask all other hosts; what follows from their answers is done when all are there."""
@@ -320,9 +330,10 @@ class ProcessSnapshots(HostPart):
         store: Mapping[bytes, bytes] = {}
         if not self._why:
             try:
-                store = contents(*self._dumps.mover.relay.store, self._keys)
+                self._connect()
+                store = contents(self._store, self._keys)
             except FAILURES as error:
-                self._why = str(error)
+                self._why, self._store = str(error), None
         if self._why:
             self._fail(self._why)
         else:
@@ -474,9 +485,13 @@ def _name(key: bytes) -> str:
     return key.removeprefix(b"/").decode()
 
 
-def contents(host: str, port: int, keys: set[bytes]) -> dict[bytes, bytes]:
+def client_of(host: str, port: int) -> Any:
+    """Return a client of a job's store. Raises RuntimeError (torch's)."""
+    return TCPStore(host, port, is_master=False, wait_for_workers=False)
+
+
+def contents(store: Any, keys: set[bytes]) -> dict[bytes, bytes]:
     """Return what the job's store has of these keys. Raises MoveError or RuntimeError (torch's)."""
-    store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
     found: dict[bytes, bytes] = {}
     for raw in sorted(keys):
         name = _name(raw)
@@ -489,13 +504,13 @@ def contents(host: str, port: int, keys: set[bytes]) -> dict[bytes, bytes]:
 
 def fill(host: str, port: int, content: Mapping[bytes, bytes]) -> None:
     """Put that into a new store. Raises RuntimeError (torch's)."""
-    store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    store = client_of(host, port)
     for raw, value in content.items():
         store.set(_name(raw), value)
 
 
 def empty(host: str, port: int, keys: Iterable[bytes]) -> None:
     """Take them away again. Raises RuntimeError (torch's)."""
-    store: Any = TCPStore(host, port, is_master=False, wait_for_workers=False)
+    store = client_of(host, port)
     for raw in keys:
         store.delete_key(_name(raw))

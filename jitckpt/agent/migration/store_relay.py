@@ -131,6 +131,12 @@ class StoreRelay:
         with self._lock:
             self._clients.add(client)
 
+    def forget(self, ends: Sequence[socket.socket]) -> None:
+        """These clients, which rest, are another relay's by now, with what they have said last."""
+        for client in self._of(ends):
+            with self._lock:
+                self._drop(client)
+
     def go_on(self, ends: Sequence[socket.socket]) -> None:
         """Serve these clients, which rest, again; one whose store can't be reached finds it has hung up."""
         for client in self._of(ends):

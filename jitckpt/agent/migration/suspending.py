@@ -41,6 +41,8 @@ TRIES = 5  # to tell all ranks of a step before one has come to it
 class Suspending:
     """Of one start of the ranks, all on this host."""
 
+    servers_stay = False  # a suspended job has no devices
+
     def __init__(
         self,
         mover: Mover,

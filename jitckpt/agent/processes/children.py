@@ -105,7 +105,7 @@ class Children:
         self._arguments = [str(seconds_to_save), "" if temporary is None else str(temporary), self.mark]
         self._known: dict[int, _Known] = {}
         self._images: Path | None = None
-        self._guardians = 0
+        self._guardians, self._is_closed = 0, False
         self._closing = os.eventfd(0, os.EFD_CLOEXEC)
         adopt_orphans()
         self._start_guardian()
@@ -159,7 +159,10 @@ class Children:
             self._reap_ended()
 
     def close(self) -> None:
-        """End everything that is left, and the guardian."""
+        """End everything that is left, and the guardian. May be called twice."""
+        if self._is_closed:
+            return
+        self._is_closed = True
         os.eventfd_write(self._closing, 1)
         self._reaper.join()
         os.close(self._closing)

@@ -19,12 +19,14 @@ from jitckpt.wire.proxy_messages import FromProxy, Id, ToProxy
 class Agreement:
     """Of one start of a job's ranks. Times are of one monotonic clock, in seconds."""
 
-    def __init__(self, ranks: Sequence[int], deadline: float, tell: Tell, note: Note) -> None:
-        """deadline: seconds for carrying out an order."""
+    def __init__(
+        self, ranks: Sequence[int], deadline: float, tell: Tell, note: Note, *, servers_stay: bool = False
+    ) -> None:
+        """deadline: seconds for carrying out an order. servers_stay: while all rest, if it can be."""
         self._job = JobInRecovery(ranks)
         self._deadline, self._tell, self._note = deadline, tell, note
         self._late = LateRanks(self._job, tell, note)
-        self._validations = Validations(self._job, tell, note)
+        self._validations = Validations(self._job, tell, note, servers_stay=servers_stay)
         self._began = 0.0
         self._noted = self._job.coordinator
         self._delivered = self._said()
@@ -64,13 +66,21 @@ class Agreement:
 
     @property
     def at_rest(self) -> bool:
-        """Whether all ranks are held with servers that have nothing, as all have said RESTS: see `go_on`."""
+        """Whether all ranks are held, as all have said RESTS: see `go_on`.
+
+        Their servers have nothing, unless they stay.
+        """
         coordinator = self._job.coordinator
         ordering = coordinator.phase == "ordering" and coordinator.recovery == self._validations.rest
-        return ordering and self._all_ids is not None
+        return self.servers_stay or (ordering and self._all_ids is not None)
+
+    @property
+    def servers_stay(self) -> bool:
+        """Whether they do, at this rest."""
+        return self._validations.all_settled
 
     def go_on(self, now: float) -> None:
-        """The ranks have been at rest; their servers are gone by now."""
+        """The ranks have been at rest; their servers are gone by now, unless they stay."""
         self._validations.go_on()
         self._agree(now)
 
@@ -127,6 +137,8 @@ class Agreement:
                 one.participant = one.participant.failed()
             case proxy_messages.Validates() if one.participant.phase == "running":
                 self._validations.hear(rank, message, now)
+            case proxy_messages.Settled() if one.participant.phase == "running":
+                self._validations.hear_settled(rank, message)
             case proxy_messages.Standing() if self._validations.awaits(rank):
                 if message.too_long:
                     self._validations.leave_out(

@@ -17,10 +17,10 @@ from typing import Any, Protocol, cast
 
 from jitckpt.agent.proxies.agreement import Agreement
 from jitckpt.agent.proxies.exchange import Exchange, ExchangeSettings
+from jitckpt.agent.proxies.sentences import Sentences
 from jitckpt.agent.proxies.servers import Servers, peer_of, session_of
 from jitckpt.agent.proxies.state_transfer import Transfers
 from jitckpt.agent.proxies.step_barrier import Messenger
-from jitckpt.decisions.hang import named
 from jitckpt.events import EventLog
 from jitckpt.hosts.connections import Arrived, Hosts
 from jitckpt.system.door import Door
@@ -96,8 +96,13 @@ class WaitsBehindStep(Protocol):
     def next_look(self) -> float | None:
         """When `look` should be called, if nothing happens before."""
 
+    servers_stay: bool  # while all ranks rest, if it can be
+
     def carry_out(self, go_on: Callable[[], None]) -> None:
-        """All ranks rest, and this host's servers have ended. `go_on` is called once they are to go on."""
+        """All ranks rest. This host's servers have ended, unless they stay: `Proxies.servers_stay`.
+
+        `go_on` is called once they are to go on.
+        """
 
     def hear_host(self, arrived: Arrived) -> None:
         """Take in what another agent says of it. Raises KeyError if that makes no sense."""
@@ -149,30 +154,32 @@ class Proxies:
         self._exchange = None if exchange is None else Exchange(exchange, list(sessions), log, say)
         self._more = server_variables
         self._suspension = suspension
-        self._servers = Servers(control.servers, sessions, log, self._variables)
+        self.servers = Servers(control.servers, sessions, log, self._variables)
         self._hosts, self._messenger, self._transfers = hosts, messenger, transfers
         self._connections: dict[int, _Connection] = {}  # by rank
         self._open: list[_Connection] = []  # those of strangers too
         self._awaited = set(sessions)
         self._kept_orders: dict[int, bytes] = {}
         self.moved = False  # this host's ranks go on on another one
-        self._alarm = ""
+        self._sentences = Sentences()
         ranks = sorted(sessions if hosts is None else {rank for host in hosts.all for rank in host.ranks})
-        leads = hosts is None or hosts.index == LEADER
-        self._agreement = Agreement(ranks, deadline, self._tell, self._note) if leads else None
+        self.leads = hosts is None or hosts.index == LEADER
+        stay = suspension is not None and suspension.servers_stay
+        self._agreement = (
+            Agreement(ranks, deadline, self._tell, self._note, servers_stay=stay) if self.leads else None
+        )
         self.recovers = True  # until that is given up
         self.switched_off = ""  # before a failure; what was said then
         self._is_resting = False  # something is done with the ranks that rest
         self._rest: Mapping[str, Any] | None = None  # where the ranks are that were made again
         self._checked = False  # whether this host's workers could be moved
-        self._left_out = False  # whether it was said that a validation was
         self.stragglers: set[int] = set()  # ranks that have let others wait for long
 
     @property
     def next_look(self) -> float | None:
         """The monotonic time at which `look` should be called, if nothing happens before."""
         agreed = self._agreement.next_look if self._agreement is not None else None
-        looks = [agreed, self._door.opens_at, self._servers.next_look]
+        looks = [agreed, self._door.opens_at, self.servers.next_look, 0.0 if self._can_leave else None]
         looks += [] if self._suspension is None else [self._suspension.next_look]
         return min((one for one in looks if one is not None), default=None)
 
@@ -185,7 +192,7 @@ class Proxies:
         """Have the selector's owner call what it finds as data when something comes."""
         self.selector = selector
         self._door = Door(self._control.socket, selector, self._accept)
-        self._servers.watch(selector)
+        self.servers.watch(selector)
         if self._suspension is not None:
             self._suspension.watch(selector)
         for connection in self._open:
@@ -203,16 +210,19 @@ class Proxies:
         for connection in self._open:
             connection.socket.close()
         self._control.close()
-        self._servers.close()
+        self.servers.close()
         if self._suspension is not None:
             self._suspension.close()
         if self._transfers is not None:
             self._transfers.close()
 
     def look(self) -> None:
-        """See what has not been done in time."""
+        """See what has not been done in time, and have this host's ranks leave it once they can."""
+        if self._can_leave:
+            self._leave()  # and hear first what has come meanwhile
+            return
         self._door.look()
-        self._servers.look()
+        self.servers.look()
         if self._suspension is not None:
             self._suspension.look()
         if self._agreement is not None:
@@ -222,11 +232,11 @@ class Proxies:
         """A rank's device is lost for good, in a rehearsal: every server from now on finds it so."""
         if self._exchange is not None:
             self._exchange.rehearse(rank)
-            self._servers.end_spare(rank)  # which does not know it
+            self.servers.end_spare(rank)  # which does not know it
 
     def sockets(self, rank: int) -> dict[str, socket.socket]:
         """Return the agent's ends of the sockets to a rank's device proxy, with what each is for."""
-        asked = self._servers.sockets(rank)
+        asked = self.servers.sockets(rank)
         found = {f"servers {number}": one for number, one in enumerate(asked)}
         if rank in self._connections:
             found["control"] = self._connections[rank].socket
@@ -234,7 +244,7 @@ class Proxies:
 
     def server_processes(self, rank: int) -> set[int]:
         """Return the servers of a rank."""
-        return self._servers.processes(rank)
+        return self.servers.processes(rank)
 
     def replace(self, rank: int, before: socket.socket, now: socket.socket) -> None:
         """A rank's worker was made again, with another socket in the place of one of `sockets`."""
@@ -242,7 +252,7 @@ class Proxies:
         if connection is not None and connection.socket is before:
             connection.socket = now
         else:
-            self._servers.replace(before, now)
+            self.servers.replace(before, now)
 
     @property
     def all_connected(self) -> bool:
@@ -261,7 +271,7 @@ class Proxies:
 
     def ended(self, rank: int, failed: bool, how: str) -> None:
         """A worker of any host has ended; how: a clause."""
-        self._servers.end(rank)
+        self.servers.end(rank)
         if self._agreement is None:
             return
         if failed:
@@ -277,8 +287,11 @@ class Proxies:
             case agents.ProxyGone(rank, why) if self._agreement is not None:
                 self._agreement.leave(rank, why, time.monotonic())
             case agents.RanksMoved(ranks, size) as moved if self._agreement is not None:
+                assert self._hosts is not None
+                stays = self._hosts.all[arrived.host].ranks_of
                 took = {"dump": moved.dump, "transfer": moved.transfer, "restore": moved.restore}
-                self._log.write("ranks_moved", host=arrived.host, ranks=ranks, bytes=size, **took)
+                more = {} if stays < 0 else {"ranks_of": stays}
+                self._log.write("ranks_moved", host=arrived.host, ranks=ranks, bytes=size, **took, **more)
             case agents.ProxySays(rank, new_device) if self._agreement is not None:
                 if new_device:
                     self._agreement.forget_failure(rank)
@@ -288,8 +301,8 @@ class Proxies:
             case agents.RanksMadeAgain():
                 pass  # this host has not waited for it
             case message if isinstance(message, agents.OF_SNAPSHOTS) and self._suspension is not None:
-                if isinstance(message, agents.DumpRanks):
-                    self._end_servers()
+                if isinstance(message, agents.DumpRanks) and not message.servers_stay:
+                    self.servers.end_all(self._sessions)
                 self._suspension.hear_host(arrived)
 
     @property
@@ -324,7 +337,7 @@ class Proxies:
 
     def _listen_no_more(self) -> None:
         self._door.close()
-        self._servers.listen_no_more()
+        self.servers.listen_no_more()
         self._control.close()
 
     def _receive(self, connection: _Connection) -> None:
@@ -365,12 +378,16 @@ class Proxies:
             self._listen_no_more()
         return hello.rank
 
-    def _hang_up(self, connection: _Connection) -> None:
+    def _close(self, connection: _Connection) -> None:
         self.selector.unregister(connection.socket)
         self._open.remove(connection)
         connection.socket.close()
         if connection.rank is not None:
             del self._connections[connection.rank]
+
+    def _hang_up(self, connection: _Connection) -> None:
+        self._close(connection)
+        if connection.rank is not None:
             why = "its device proxy has hung up"
             if self._agreement is not None:
                 self._agreement.leave(connection.rank, why, time.monotonic())
@@ -401,12 +418,14 @@ class Proxies:
         self._agreement.hear(rank, message, time.monotonic())
         if self._agreement.at_rest and self._suspension is not None and not self._is_resting:
             self._is_resting = True
-            self._end_servers()
+            if not self.servers_stay:
+                self.servers.end_all(self._sessions)
             self._suspension.carry_out(self._rest_is_over)
 
-    def _end_servers(self) -> None:
-        for rank in self._sessions:
-            self._servers.end_now(rank)
+    @property
+    def servers_stay(self) -> bool:
+        """Whether they do, at this rest; told to the first host alone."""
+        return self._agreement is not None and self._agreement.servers_stay
 
     def _rest_is_over(self) -> None:
         assert self._agreement is not None
@@ -453,18 +472,35 @@ class Proxies:
     def _keep(self, rank: int, data: bytes, together: Collection[int], exchange: Exchange) -> None:
         """Keep an order to restart until all these ranks have one, and are at rest; then carry out all."""
         self._kept_orders[rank] = data
-        if not set(together) <= self._kept_orders.keys():
-            return
+        if not set(together) <= self._kept_orders.keys() or exchange.leaving:
+            return  # `look` has them leave: the ranks of other hosts get their orders first
         orders, self._kept_orders = self._kept_orders, {}
         for one in orders:
-            self._servers.end_now(one)
-        if exchange.leaving:
-            self.moved = exchange.leave(orders)
-        else:
-            exchange.carry_out(list(orders))
-        if not self.moved:
-            for one, order in orders.items():
-                self._send(one, order)
+            self.servers.end_now(one)
+        exchange.carry_out(list(orders))
+        for one, order in orders.items():
+            self._send(one, order)
+
+    @property
+    def _can_leave(self) -> bool:
+        """Whether all ranks of this host are to leave it, and wait for that."""
+        leaving = self._exchange is not None and self._exchange.leaving
+        return leaving and bool(self._sessions) and self._sessions.keys() <= self._kept_orders.keys()
+
+    def _leave(self) -> None:
+        assert self._exchange is not None
+        orders, self._kept_orders = self._kept_orders, {}
+        self.servers.end_all(self._sessions)
+        self.moved = self._exchange.leave(orders)
+        for rank, order in orders.items():
+            if not self.moved:
+                self._send(rank, order)
+            elif self.leads:  # what the rank is told from here on goes to who sees to it there
+                self._close(self._connections[rank])
+                self.servers.leave(rank)
+                if self._transfers is not None:
+                    self._transfers.end(rank)
+                del self._sessions[rank]
 
     def adopt(self, rank: int, control: socket.socket) -> None:
         """A worker that has come from another host has this socket in the place of the one that it had."""
@@ -483,10 +519,6 @@ class Proxies:
     def go_on_from(self, rest: Mapping[str, Any]) -> None:
         """All workers were adopted as they were there; to be called before `watch`."""
         self._rest = rest
-
-    @property
-    def servers(self) -> Servers:
-        return self._servers
 
     def _go_on(self) -> None:
         assert self._transfers is not None
@@ -508,35 +540,10 @@ class Proxies:
         if self._suspension is not None:
             self._suspension.note(event, details)
         match event:
-            case "device_alarm":
-                self._alarm = f"{details['text']} (rank {details['rank']})"
-            case "recovered":
-                self._say(
-                    f"{self._alarm}: all ranks went back to the state after step {details['state']} and have "
-                    f"made their calls since then again, in {details['seconds']:.2f} s."
-                )
             case "recovery_given_up" | "switched_off":
                 self.recovers = False
-                text = str(details["text"])
-                self.switched_off = text if event == "switched_off" else ""
-                self._say(text)
-            case "validation_left_out" if not self._left_out:
-                self._left_out = True
-                self._say(
-                    f"a minibatch could not be validated: {details['text']}. That is tried again in later "
-                    "ones. Until one is valid, all memory is copied to the host with each step, and nobody "
-                    "has seen whether a recovery leads to the same result."
-                )
-            case "state_in_images":
-                self._say(
-                    "parameters and optimizer state are copied to the host with each step, as they can't "
-                    f"stay on the devices: {details['text']}."
-                )
+                self.switched_off = str(details["text"]) if event == "switched_off" else ""
             case "straggler":
-                late = cast(list[int], details["ranks"])
-                self.stragglers |= set(late)
-                self._say(
-                    f"{named(late)} {'has' if len(late) == 1 else 'have'} let others wait for "
-                    f"{details['seconds']:.0f} s. No device has failed: a program does something else. "
-                    "The others go on once it does."
-                )
+                self.stragglers |= set(cast(list[int], details["ranks"]))
+        if sentence := self._sentences.of(event, details):
+            self._say(sentence)

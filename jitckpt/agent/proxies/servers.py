@@ -15,7 +15,7 @@ import signal
 import socket
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -76,9 +76,12 @@ class Servers:
         """Return a rank's askers: socket, process, and how each of its servers has ended."""
         return [
             (one.socket, one.process, {server.process: server.end for server in one.servers.values()})
-            for one in self._askers
-            if one.rank == rank and one.socket.fileno() >= 0
+            for one in self._asking(rank)
         ]
+
+    def _asking(self, rank: int) -> list[_Asker]:
+        """Return a rank's askers that may ask still."""
+        return [one for one in self._askers if one.rank == rank and one.socket.fileno() >= 0]
 
     def adopt(self, rank: int, connection: socket.socket, process: int, ended: Mapping[int, str]) -> None:
         """A worker that has come from another host asks over this socket; its servers there have ended."""
@@ -115,6 +118,10 @@ class Servers:
             if asker.rank == rank:
                 _kill(asker)
 
+    def end_all(self, ranks: Iterable[int]) -> None:
+        for rank in ranks:
+            self.end_now(rank)
+
     def end_now(self, rank: int) -> None:
         """End those of a rank, and wait for that."""
         self.end(rank)
@@ -123,9 +130,14 @@ class Servers:
                 if asker.rank == rank and not server.end and _wait(server, ENDING_SECONDS):
                     self._note_end(asker, server)
 
+    def leave(self, rank: int) -> None:
+        """A rank goes on on another host; its servers here have ended."""
+        for asker in self._asking(rank):
+            self._hang_up(asker)
+
     def sockets(self, rank: int) -> list[socket.socket]:
         """Return the agent's ends of the sockets over which a rank's worker asks for servers."""
-        return [one.socket for one in self._askers if one.rank == rank and one.socket.fileno() >= 0]
+        return [one.socket for one in self._asking(rank)]
 
     def processes(self, rank: int) -> set[int]:
         """Return a rank's servers that live."""

@@ -9,14 +9,15 @@ import fcntl
 import os
 import struct
 import threading
-from collections.abc import Iterable
-from dataclasses import astuple
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, replace
 
 from jitckpt._step_barrier import MAGIC, STEP_BITS, Memory
 from jitckpt.decisions.step_tree import TreePlace
 from jitckpt.hosts.connections import Hosts
 from jitckpt.wire import agents
 from jitckpt.wire.agents import Come
+from jitckpt.wire.hosts import Host
 from jitckpt.wire.moves import Steps
 
 HEAD_BYTES = 4096
@@ -72,10 +73,15 @@ class Messenger:
 
     @property
     def known(self) -> TreePlace:
-        """What this host knows; nothing more is said from here on."""
+        """What this host knows; nothing more is said of its own ranks' memory from here on."""
         if self._thread.is_alive():
             self.close()
         return self._place
+
+    def ranks_are_at(self, host: int) -> None:
+        """This host's own ranks go on on that one, which says from here on what they have come to."""
+        with self._lock:
+            self._place = replace(self._place, ranks_at=host)
 
     def close(self) -> None:
         """Say nothing more."""
@@ -103,7 +109,21 @@ def told_of(place: TreePlace) -> Steps:
     return Steps(place.own, place.told, place.everywhere, [*place.below.items()])
 
 
-def known_again(host: int, hosts: int, steps: Steps) -> TreePlace:
-    """Return what a host has told of that this one is in the place of."""
-    below = dict(steps.below)
-    return TreePlace(host, hosts, STEP_BITS, steps.own, below, steps.told, steps.everywhere)
+def told_of_ranks(place: TreePlace) -> Steps:
+    """Return what is told to the host on which this one's own ranks go on, while this one stays."""
+    return Steps(place.own, place.own, place.everywhere, [])
+
+
+def known_again(host: int, hosts: Sequence[Host], steps: Steps) -> TreePlace:
+    """Return what a host has told of that this one is in the place of, or has the ranks of."""
+    ranks_of = hosts[host].ranks_of
+    return TreePlace(
+        host,
+        sum(one.ranks_of < 0 for one in hosts),
+        STEP_BITS,
+        steps.own,
+        dict(steps.below),
+        steps.told,
+        steps.everywhere,
+        ranks_of=None if ranks_of < 0 else ranks_of,
+    )

@@ -1,6 +1,7 @@
 """What ranks wait for at their steps: that a minibatch is validated, that states may stay on their devices.
 
-Where all ranks wait behind a step they may also come to rest, with servers that have nothing.
+Where all ranks wait behind a step they may also come to rest: with servers that stay as they are, but have
+nothing to do (the ranks have settled), or with servers that have nothing.
 """
 
 from collections.abc import Mapping
@@ -20,8 +21,12 @@ LEFT_OUT, VALID, STAYS = range(3)  # what Validated says of a minibatch: see the
 class Validations:
     """Of one start of a job. Times are of one monotonic clock, in seconds."""
 
-    def __init__(self, job: JobInRecovery, tell: Tell, note: Note) -> None:
+    def __init__(self, job: JobInRecovery, tell: Tell, note: Note, *, servers_stay: bool = False) -> None:
+        """servers_stay: while the ranks rest, if it can be."""
         self._job, self._tell, self._note = job, tell, note
+        self._servers_stay = servers_stay
+        self._settled: set[int] | None = None  # of those that were asked to settle; None: nobody was
+        self._heard_at = 0.0
         self.waiting: dict[int, proxy_messages.Validates] = {}  # what ranks say that wait for the others
         self._answered: dict[int, proxy_messages.Validated] = {}  # what ranks were told last, that had waited
         self._passed: dict[int, int] = {}  # of ranks that had not come: the place that others have left
@@ -40,14 +45,24 @@ class Validations:
 
     def look(self, now: float) -> None:
         """Find who has not come in time."""
-        if self.patient_until is not None and now >= self.patient_until:
+        if self.patient_until is None or now < self.patient_until:
+            return
+        if self._settled is None:
             late = [rank for rank in self._job.ranks if rank not in self.waiting]
             self.leave_out(f"rank {late[0]} has not come to its optimizer step within {PATIENCE:g} s")
+        else:
+            self._rest_without_servers()
 
     def go_on(self) -> None:
-        """The ranks have been at rest; their servers are gone by now."""
-        self.rest, self._has_rested = None, True
-        self.begin_for_rest()
+        """The ranks have been at rest; their servers are gone by now, unless they have settled."""
+        self._has_rested = True
+        if self._settled is None:
+            self.rest = None
+            self.begin_for_rest()
+            return
+        self._settled, self.waiting = None, {}
+        for rank in self._job.ranks:
+            self._tell(rank, proxy_messages.GoOn(self._job.coordinator.recovery))
 
     def at_rest(self) -> dict[str, Any]:
         """Return what another agreement needs to know to go on from there, in plain data."""
@@ -68,7 +83,7 @@ class Validations:
     def recovery_begins(self, before: RecoveryNumber) -> None:
         """Those that wait for a validation say anew what they have come to. before: the recovery before."""
         self._compares = bool(self.waiting) or before == self._number
-        self.waiting, self.patient_until = {}, None
+        self.waiting, self.patient_until, self._settled = {}, None, None
 
     def recovered(self, recovery: RecoveryNumber) -> None:
         self._relied |= not self._compares and recovery != self._number
@@ -78,7 +93,23 @@ class Validations:
         self._job.coordinator = replace(self._job.coordinator.begin(), servers_stay=False)
         self._for_rest.add(self._job.coordinator.recovery[1])
 
+    @property
+    def all_settled(self) -> bool:
+        """Whether all ranks are held, while their servers stay."""
+        return self._settled == self._job.ranks.keys()
+
+    def hear_settled(self, rank: int, message: proxy_messages.Settled) -> None:
+        """A rank that was asked to settle has, or can't."""
+        if self._settled is not None and message.settled:
+            self._settled.add(rank)
+            if self.all_settled:
+                self.patient_until = None
+        elif self._settled is not None:
+            self._note("not_settled", rank=rank, text=message.text)
+            self._rest_without_servers()
+
     def hear(self, rank: int, message: proxy_messages.Validates, now: float) -> None:
+        self._heard_at = now
         if message.says == proxy_messages.FAILED:
             self.failed = f"{message.text} (rank {rank})"
             return
@@ -170,7 +201,7 @@ class Validations:
     def validate(self) -> None:
         """Once all ranks wait before their steps: have them go back and make their calls again, or go on."""
         said = self.waiting
-        if self._job.coordinator.phase != "watching":
+        if self._job.coordinator.phase != "watching" or self._settles():
             return
         if self.failed and not self.switched_off:
             self._switch_off(validation.told(self.failed))
@@ -227,8 +258,29 @@ class Validations:
             self.leave_out("no minibatch of it has been validated yet")
         else:
             self._note("held")
-            self.begin_for_rest()
-            self.rest = self._job.coordinator.recovery
+            if self._servers_stay:
+                self._settle()
+            else:
+                self._rest_without_servers()
+
+    def _settle(self) -> None:
+        """Have all ranks rest as they are: nothing has failed, and behind a step their devices are idle."""
+        self._settled, self.patient_until = set(), self._heard_at + PATIENCE
+        for rank in self._job.ranks:
+            self._tell(rank, proxy_messages.Settle(self._job.coordinator.recovery))
+
+    def _settles(self) -> bool:
+        """Return whether ranks have settled, or are to; one that is gone leads to what it does in a rest."""
+        if self._settled is not None and any(one.gone for one in self._job.ranks.values()):
+            self._rest_without_servers()
+            return True
+        return self._settled is not None
+
+    def _rest_without_servers(self) -> None:
+        """Have all ranks rest as in a recovery, in which no server stays."""
+        self._settled = None
+        self.begin_for_rest()
+        self.rest = self._job.coordinator.recovery
 
     def is_no_failure(self, recovery: RecoveryNumber) -> bool:
         """Return whether nothing has failed that has led to this recovery."""

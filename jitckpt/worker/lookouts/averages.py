@@ -19,11 +19,12 @@ class Averages:
     def __init__(self, host: HostState, loop: Loop, warn: Callable[[str], None]) -> None:
         self._host, self._loop, self._warn = host, loop, warn
         self._updates: list[int] = []  # as the newest step ended
+        self.are_there = False  # the same; others come only as a step ends
 
     def step_ended(self) -> None:
         self._updates = self._host.updates_of_averages()
+        self.are_there = bool(self._updates)
 
     def forward_begins(self) -> None:
-        # Others come only as a step ends.
-        if self._updates and not self._loop.is_used and self._updates != self._host.updates_of_averages():
+        if self.are_there and not self._loop.is_used and self._updates != self._host.updates_of_averages():
             self._warn(CHANGES_LATE)

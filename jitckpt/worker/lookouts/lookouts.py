@@ -7,6 +7,7 @@ from torch import nn
 from jitckpt.data.loop import Loop
 from jitckpt.state.host_state import HostState, Shared
 from jitckpt.worker.lookouts.averages import Averages
+from jitckpt.worker.lookouts.chosen_by_time import ChosenByTime
 from jitckpt.worker.lookouts.draws import Draws
 from jitckpt.worker.lookouts.extra_changes import CHANGES_LATE, ExtraChanges
 from jitckpt.worker.lookouts.late_schedulers import LateSchedulers
@@ -53,6 +54,7 @@ class Lookouts:
         self.structure = Structure(host, warn_once, turn_off)
         self._pruning = Pruning(model, warn_on_first)
         self._averages = Averages(host, loop, warn_once)
+        self._chosen = ChosenByTime(model, warn_on_first)
         self._gradients = LeftGradients(host, warn, warn_on_first)
         self._late = LateSchedulers(host, warn_on_first)
 
@@ -65,19 +67,25 @@ class Lookouts:
         """is_irregular: a scheduler is not stepped in every minibatch."""
         if self.extra.is_looking:
             self.extra.goes_on(CHANGES_LATE)
-        self._averages.forward_begins()
+        if self._averages.are_there:
+            self._averages.forward_begins()
         if is_irregular:
             self._warn_once(IRREGULAR)
 
     def step_ended(self, step: int, shared: Shared) -> None:
-        self._averages.step_ended()
+        # Few calls: each costs some microseconds where all is cold in the caches.
+        model = self._host.model
+        if model is not None and (model.has_averages or self._averages.are_there):
+            self._averages.step_ended()
+        if not self._chosen.has_looked:
+            self._chosen.step_ended()
         # A rank that is alone is behind nobody.
         if self.extra.is_looking and not (self._loop.is_used and self._is_alone):
             self.extra.step_ended(step)
         self._gradients.step_ended(shared)
         self.structure.step_ended()
-        if self._host.model is not None:
-            self._pruning.step_ended(self._host.model.attributes)
+        if model is not None and self._pruning.is_looking:
+            self._pruning.step_ended(model.attributes)
 
     def end(self) -> None:
         self._gradients.end()

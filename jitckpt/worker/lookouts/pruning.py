@@ -31,10 +31,9 @@ class Pruning:
                 of = name.removesuffix("_mask")
                 if of != name and module_attributes.is_derived(module, of):
                     self._masks[path, of] = module, module._buffers[name]
+        self.is_looking = bool(self._masks)
 
     def step_ended(self, attributes: PlainAttributes) -> None:
-        if not self._masks:
-            return
         changed = [
             key
             for key, (module, mask) in self._masks.items()

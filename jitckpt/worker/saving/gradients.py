@@ -117,6 +117,8 @@ def _names(host: HostState, state: OptimizerState) -> Callable[[Tensor], str]:
     called |= {id(one): f"{state.name}.{name}" for name, one in state.own_parameters().items()}
 
     def name_of(parameter: Tensor) -> str:
+        if parallel.is_wrapper(parameter):
+            raise CannotBeMadeError("a parameter of the optimizer is made of other tensors")
         local = parallel.local(parameter)
         # All of which this rank has no row lie at one place, which is none.
         name = places.get((local.data_ptr(), local.nbytes)) if local.numel() else called.get(id(parameter))

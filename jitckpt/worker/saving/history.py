@@ -91,7 +91,7 @@ class History:
             made = tuple(map(operator.sub, counts, shared.counts))
             self._recent.append(made)
             self._settled += 1
-            if before:
+            if before and any(map(operator.eq, before, counts)):
                 for number, (was, count) in enumerate(zip(before, counts, strict=True)):
                     self._irregular[number] |= was == count
                 self.is_irregular = any(self._irregular)
@@ -102,12 +102,7 @@ class History:
             gradients = self._settle_gradients()
             shared = self._host.shared_again(shared)
             self._steps[step] = Shared(
-                optimizers=shared.optimizers,
-                counts=shared.counts,
-                groups=groups,
-                held=shared.held,
-                progress=progress,
-                gradients=gradients,
+                shared.optimizers, shared.counts, groups, shared.held, progress, gradients
             )
 
     def _settle_gradients(self) -> Gradients:

@@ -13,6 +13,7 @@ What can't be told is never saved: a save then fails with a sentence, and an old
 """
 
 import operator
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
@@ -22,6 +23,7 @@ from jitckpt import _seen
 from jitckpt.console import show_size
 from jitckpt.state import tensors_seen
 from jitckpt.state.tensors_seen import Writes
+from jitckpt.system.free_memory import free_memory
 from jitckpt.worker.saving.mirror import Mirror
 
 KEPT_STEPS = 128  # of whose minibatches it is known what happened; the host is never so far ahead
@@ -48,10 +50,15 @@ ONCE = (
     "that of an average in the weights' place does through an evaluation, the job goes back to an older "
     "save, or begins anew if there is none."
 )
+NO_ROOM = (
+    "Parameters are changed now, behind the last optimizer step. The host has no room for a copy of them: a "
+    "failure from here on takes the job back to an older save, or has it begin anew."
+)
 CLOSURE = (
     "An optimizer calls its closure several times in one step. Its state is copied to the host, {size}, as "
     "each minibatch begins, from the second one on."
 )
+OF_MODEL = "model."  # before the names of its tensors
 Saved = Callable[[], Mapping[str, Tensor]]
 _NOTHING: frozenset[str] = frozenset()
 
@@ -97,10 +104,10 @@ class OutsideChanges:
         self.whole = False  # all is copied: the state of a step is there even while the next one is made
         self._said: set[str] = set()
 
-    def begins(self, step: int, parameters: Mapping[str, Tensor]) -> None:
+    def begins(self, step: int, parameters: Sequence[Mapping[str, Tensor]]) -> None:
         """The job begins, or goes on, after `step`; parameters: by their names in a save."""
         self._base = self._newest = step
-        self._watch([parameters])
+        self._watch(parameters)
         self._minibatches.clear()
         self._look_from_now()
 
@@ -165,6 +172,19 @@ class OutsideChanges:
     def end_the_step(self) -> bool:
         """Whether the device has come to the state after a step only as the next forward pass begins."""
         return self._tells_apart and self._after_every_step
+
+    def will_change(self, *, of_model_alone: bool) -> None:
+        """Parameters, or all, are about to be changed behind the newest step: copy them before.
+
+        No step follows.
+        """
+        saved = self._saved()
+        names = [name for name in saved if name.startswith(OF_MODEL) or not of_model_alone]
+        room = free_memory() // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
+        if 2 * sum(saved[name].nbytes for name in names) > room:
+            self._say(NO_ROOM)
+            return
+        self._mirror.take(self._newest, {name: saved[name] for name in names})
 
     def step_begun(self, step: int) -> bool:
         """The device is given the optimizer step. Returns whether nobody knows when something was changed."""
@@ -253,7 +273,7 @@ class OutsideChanges:
         numbers = writes.changed()
         if not (numbers or self._data_taken):
             return _NOTHING
-        taken = {name for name in names if name.startswith("model.")} if self._data_taken else set()
+        taken = {name for name in names if name.startswith(OF_MODEL)} if self._data_taken else set()
         return taken.union([names[number] for number in numbers])
 
     def _look_from_now(self) -> None:

@@ -33,6 +33,7 @@ from jitckpt.tiers.host_memory import (
     COUNT_GRADIENTS,
     GRADIENTS,
     NO_GRADIENTS,
+    NO_MORE,
     OFF,
     READY,
     SAFE,
@@ -162,6 +163,20 @@ class Snapshots(BesideTraining):
         self._made_by: StepTaken | None = None  # what made the newest snapshot
         self._counted = 0  # bytes of gradients that made it, where they are only counted
         self._refusals = 0  # of the device
+        self._expected = 0  # bytes of the first snapshot, at least
+
+    def expect(self, size: int) -> None:
+        """All that is to be kept will have so many bytes, or more, which is refused before the first step.
+
+        Not yet where memory has something: the job is to go on from that first.
+        """
+        self._expected = max(0, size // max(1, len(self._given.members)))
+        if next(host_memory.found(self._memory), None) is None:
+            self._refuse_expected()
+
+    def _refuse_expected(self) -> None:
+        if (problem := self._no_room(self._expected)) and not self._off:
+            self._end(f"{problem}, which its parameters and optimizer tell before the first step")
 
     def found(self, identity: Identity, starts: Starts) -> OwnShard:
         """Return what the memory has of this rank."""
@@ -197,14 +212,26 @@ class Snapshots(BesideTraining):
             if one.step != step:
                 host_memory.unseal(self._memory, slot)
         host_memory.put_word(self._memory, READY, 1)
+        self._refuse_expected()
+
+    def make_no_more(self) -> None:
+        """This rank makes no newer ones: nobody is to wait for any. What memory has by now stays of use."""
+        if not host_memory.word(self._memory, READY):
+            self.restored(0)
+        host_memory.put_word(self._memory, SKIPPED, NO_MORE)
 
     @property
     def _off(self) -> bool:
         """Whether no snapshot of this start is of use any more: this rank has ended them, or the agent."""
         return bool(host_memory.word(self._memory, OFF))
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether some rank makes no more."""
+        return host_memory.word(self._memory, SETTLED) == NO_MORE
+
     def is_due(self, step: int) -> bool:
-        is_due = self._rhythm.is_due(step) and not self._off
+        is_due = self._rhythm.is_due(step) and not self._off and not self._is_over
         if not is_due:
             self._next_minibatch(step)
         return is_due
@@ -342,14 +369,20 @@ class Snapshots(BesideTraining):
         self._cut = Cut(list(members), places)
         return found
 
-    def _room_for(self, size: int) -> Tensor:
+    def _no_room(self, size: int) -> str:
+        """Return why snapshots of so many bytes have no room, a clause; "" if they have."""
         # A cut state is put together in a start that goes on from it: its parts, and all of them in one.
         needed = 2 * size * (1 + len(self._given.members))
-        if needed > self._given.limit:
-            raise JitckptError(
-                f"two snapshots of this rank would take {needed} bytes of host memory, and may take "
-                f"{self._given.limit:.0f}: raise --memory-limit, or give the job hosts with more memory"
-            )
+        if needed <= self._given.limit:
+            return ""
+        return (
+            f"two snapshots of this rank would take {needed} bytes of host memory, and may take "
+            f"{self._given.limit:.0f}: raise --memory-limit, or give the job hosts with more memory"
+        )
+
+    def _room_for(self, size: int) -> Tensor:
+        if problem := self._no_room(size):
+            raise JitckptError(problem)
         return self._room.of(self._slot, shard.aligned(size))
 
     def step_ended(self, step: int, parts: Mapping[str, Encoded], shared: Shared) -> None:

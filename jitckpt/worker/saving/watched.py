@@ -16,17 +16,16 @@ class Watched:
     def __init__(self, host: HostState) -> None:
         self._host = host
 
-    def parameters(self) -> Mapping[str, Tensor]:
+    def parameters(self) -> list[Mapping[str, Tensor]]:
         """Return the model's part of it, which is there before the first step."""
-        return {} if self._host.model is None else self._host.model.memory
+        return [] if self._host.model is None else [self._host.model.memory, self._host.model.around]
 
     def after(self, shared: Shared) -> list[Mapping[str, Tensor]]:
         """Return all of it, of which `shared` was taken."""
-        watched: list[Mapping[str, Tensor]] = []
-        if self._host.model is not None:
-            watched.append(self._host.model.memory)
+        model = self._host.model
+        watched: list[Mapping[str, Tensor]] = [] if model is None else [model.memory, model.around]
         for part in shared.optimizers:
-            watched.append(part.device)
+            watched += [part.device, part.around]
         rates = shared.rates()
         if (rates or self._rates) and [*map(id, rates.values())] != [*map(id, self._rates.values())]:
             self._rates = rates

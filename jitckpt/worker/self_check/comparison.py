@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from jitckpt.encoding import tensor_file
+from jitckpt.state import inner_tensors, parallel
 
 # Values of environment.SELF_CHECK.
 NO_SELF_CHECK, SAMPLED_SELF_CHECK, FULL_SELF_CHECK = "0", "1", "full"
@@ -46,6 +47,7 @@ def torchs_own() -> frozenset[str]:
         "_jitckpt_state",
         "_get_lr_called_within_step",
         "_is_initial",
+        *("grad_scale", "found_inf"),  # a gradient scaler's, there for the time of a fused step
     }
 
 
@@ -104,7 +106,7 @@ class Described:
             one, path, is_shared = waiting.popleft()
             if isinstance(one, Tensor):
                 if id(one) not in known:
-                    self.tensors[path] = one
+                    self.add_tensor(path, one)
             elif isinstance(one, _PLAIN):
                 self.texts[path] = repr(one)
             elif isinstance(one, numpy.ndarray | numpy.generic):
@@ -124,6 +126,12 @@ class Described:
                 self.shared.add(path)
             if len(self.texts) + len(self.tensors) + len(waiting) > MOST_VALUES:
                 raise TooManyError(f"{name} has more than {MOST_VALUES} values")
+
+    def add_tensor(self, name: str, tensor: Tensor) -> None:
+        """Add one; of what is made of others these."""
+        memory = parallel.memory_of(tensor)
+        inside = inner_tensors.leaves(memory, name) if inner_tensors.is_wrapper(memory) else {name: tensor}
+        self.tensors |= inside
 
 
 def _parts(one: Any, optimizers: bool) -> list[tuple[str, object]]:

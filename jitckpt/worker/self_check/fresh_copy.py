@@ -202,7 +202,7 @@ def worth_looking_at(tensors: Mapping[str, Tensor]) -> list[str]:
     kinds: dict[tuple[object, ...], list[tuple[int, str]]] = {}
     for name, tensor in tensors.items():
         kind = (tensor.dim(), tensor.dtype, tensor.is_contiguous(), tensor.requires_grad)
-        kinds.setdefault(kind, []).append((parallel.local(tensor).nbytes, name))
+        kinds.setdefault(kind, []).append((parallel.held_bytes(tensor), name))
     turns = [(turn, *one) for kind in kinds.values() for turn, one in enumerate(sorted(kind))]
     return [name for _, _, name in sorted(turns)]
 

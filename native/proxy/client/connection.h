@@ -38,6 +38,10 @@ inline Extent extent_of(const jitckpt_proxy_place& place) {
 uint64_t bytes_of_places(std::span<const jitckpt_proxy_place> places);
 inline Extent memory_of(const wire::Range& range) { return {range.from, range.from + range.bytes}; }
 
+// For the log to be read and answered, and then for the device to have nothing to do: no more than what
+// threads have called since the program waited for it. The agent waits for both (validations.py).
+constexpr auto longest_settling = std::chrono::seconds(5);
+
 class Connection {
  public:
   // The one of this process, which the first call starts the server for. Null if there is none (any more):
@@ -139,6 +143,19 @@ class Connection {
   control::Stopped report();
   control::Standing standing(std::chrono::steady_clock::duration waited) const;
   jitckpt_proxy_standing stands() const;
+  // Nothing has failed, and this process is to be written to files while its server stays. The host makes no
+  // call any more, and nothing gets into the log.
+  void pause();
+  // Whether all is read and answered that there is in the log.
+  bool is_quiet() const;
+  // Once it is: nothing that the server does is seen from here any more, the newest state is in host memory,
+  // and no file here stands for the server. Returns why that can't be, a clause; empty if it is so.
+  std::string settle();
+  // After that, in this process or in one that was made of the files, whose server is gone. May be called
+  // twice.
+  void watch_again();
+  // The host goes on, unless something has failed.
+  bool go_on_from_pause();
   // Brings the server to rest, so that it can begin anew; if that fails, or may not be, ends it and starts
   // another. Throws std::runtime_error with a sentence.
   struct Restarted {
@@ -151,6 +168,7 @@ class Connection {
   // has. It has no device until it takes this one's place.
   void prepare_spare();
   std::vector<control::NamedId> make_ids();
+  bool server_is_gone() const { return !server_->alive(); }
   int server_process_file() const { return server_->process_file(); }
   std::string end_of_server();
   // Throws std::runtime_error with a sentence.
@@ -221,7 +239,7 @@ class Connection {
   void tell_of_different_answers();
   void rest();
   void report_device(control::Stopped& report) const;
-  std::vector<control::HostCopy> copy_state(uint64_t state);
+  std::vector<control::HostCopy> copy_state(uint64_t state, const std::optional<wire::Rested>& device);
   void forget_copy();
   void save_state();  // with still_mutex_ held
   std::optional<control::HostCopy> saved_state(const Image& image) const;

@@ -8,7 +8,7 @@
 namespace jitckpt::proxy::client::control {
 namespace {
 
-constexpr uint32_t version = 12;
+constexpr uint32_t version = 13;
 constexpr uint32_t first_of_worker = 1, first_of_agent = 16;  // kinds, in the order of the variants
 
 // Both go over the fields of a message in their order; little-endian, as all that CUDA runs on.
@@ -87,6 +87,7 @@ void fields(Do& each, auto& m) {
   if constexpr (std::is_same_v<Message, Validates>) all(m.place, m.says, m.text, m.digest, m.unfit);
   if constexpr (std::is_same_v<Message, Validated>) all(m.place, m.valid);
   if constexpr (std::is_same_v<Message, GiveUp>) all(m.text);
+  if constexpr (std::is_same_v<Message, Settled>) all(m.settled, m.text);
 }
 
 template <class T>

@@ -103,9 +103,19 @@ struct Validates {
   std::string digest, unfit;  // of the state that could stay on the device; why it can't
 };
 
+// The host is held, all that it has called is over on its device, and its state is in host memory (1); or
+// that can't be (0).
+struct Settled {
+  uint64_t settled;
+  std::string text;  // why not
+};
+
 // Of the agent.
 struct Stop {};
 struct Rest {};
+// Nothing has failed, and this process is to be written to files while its server stays: Settled says when.
+struct Settle {};
+struct GoOn {};
 struct Restart {
   uint64_t may_stay;  // 0: the server is replaced in any case
   uint64_t finish;    // the step that is to be made before; 0: none
@@ -133,8 +143,8 @@ struct Validated {
   uint64_t valid;  // 0: the validation is left out; 2: from now on the state stays on the device
 };
 
-using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates, Held>;
-using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated, Rest>;
+using FromWorker = std::variant<Hello, Alarm, Stopped, Ids, Done, Standing, Validates, Held, Settled>;
+using FromAgent = std::variant<Stop, Restart, Replay, GiveUp, Ask, Validated, Rest, Settle, GoOn>;
 
 template <class Message>
 struct Numbered {

@@ -85,12 +85,13 @@ void ControlThread::forget() {
 
 void ControlThread::run() {
   while (!ending_) {
-    const bool watches = (phase_ == Phase::watching || phase_ == Phase::replaying) && !server_known_dead_;
+    const bool looks_often = phase_ == Phase::replaying || phase_ == Phase::settling;
+    const bool watches = (phase_ == Phase::watching || looks_often) && !server_known_dead_;
     pollfd news[] = {{socket_, POLLIN, 0},
                      {news_, POLLIN, 0},
                      {watches ? connection_.server_process_file() : -1, POLLIN, 0}};
     // The server says nothing when it is through; a hang says nothing at all.
-    poll(news, 3, phase_ == Phase::replaying ? 1 : looking_time(connection_.hang_time()));
+    poll(news, 3, looks_often ? 1 : looking_time(connection_.hang_time()));
     if (ending_) return;
     uint64_t count = 0;
     while (read(news_, &count, sizeof count) > 0) {
@@ -98,13 +99,16 @@ void ControlThread::run() {
     if (news[0].revents != 0 && !listen()) return;
     if (news[2].revents != 0) look_at_server();
     if (phase_ == Phase::replaying) look_at_replay();
+    if (phase_ == Phase::settling) look_at_pause();
     look_for_hangs();
     if (phase_ == Phase::watching && !connection_.hold().held()) connection_.prepare_spare();
+    if (phase_ == Phase::settled) continue;  // what fails is said once that is over
     if (const Hold::Failed failed = connection_.hold().take_alarm(); !failed.error.empty()) {
       std::fprintf(stderr, "jitckpt: %s; the program waits until its job has recovered.\n",
                    failed.error.c_str());
       say(control::Alarm{failed.call, failed.error});
-      if (phase_ == Phase::replaying) phase_ = Phase::watching;  // there will be another recovery
+      if (phase_ == Phase::replaying || phase_ == Phase::settling)
+        phase_ = Phase::watching;  // there will be another recovery
     }
     if (auto said = connection_.validation().take()) say(std::move(*said));
   }
@@ -135,6 +139,7 @@ bool ControlThread::listen() {
 void ControlThread::carry_out(const control::FromAgent& order) {
   try {
     if (std::holds_alternative<control::Stop>(order)) {
+      connection_.watch_again();
       connection_.hold().stop();
       connection_.freeze();
       phase_ = Phase::held;
@@ -148,6 +153,14 @@ void ControlThread::carry_out(const control::FromAgent& order) {
       if (phase_ == Phase::stopped) restart(*restarts);
     } else if (const auto* const replays = std::get_if<control::Replay>(&order)) {
       if (phase_ == Phase::restarted) replay(*replays);
+    } else if (std::holds_alternative<control::Settle>(order)) {
+      if (phase_ == Phase::watching) {
+        connection_.pause();
+        settles_until_ = std::chrono::steady_clock::now() + longest_settling;
+        phase_ = Phase::settling;
+      }
+    } else if (std::holds_alternative<control::GoOn>(order)) {
+      if (phase_ == Phase::settled) go_on();
     } else if (std::holds_alternative<control::Ask>(order)) {
       tell_standing();
     } else if (const auto* const validated = std::get_if<control::Validated>(&order)) {
@@ -179,6 +192,26 @@ void ControlThread::replay(const control::Replay& order) {
   replay_watch_.begin(replay_began_);
   connection_.replay(number_.recovery, order);
   phase_ = Phase::replaying;
+}
+
+void ControlThread::look_at_pause() {
+  if (connection_.is_quiet())
+    settled(connection_.settle());
+  else if (std::chrono::steady_clock::now() > settles_until_)
+    settled("calls of its threads come to no end");
+}
+
+void ControlThread::settled(const std::string& why_not) {
+  phase_ = Phase::settled;
+  say(control::Settled{why_not.empty(), why_not});
+}
+
+// Nobody has looked meanwhile whether the server lives.
+void ControlThread::go_on() {
+  phase_ = Phase::watching;
+  connection_.watch_again();
+  if (connection_.server_is_gone()) look_at_server();
+  connection_.go_on_from_pause();
 }
 
 void ControlThread::look_at_server() {

@@ -33,6 +33,9 @@ class ControlThread {
   void replay(const control::Replay& order);
   void look_at_server();
   void look_at_replay();
+  void look_at_pause();
+  void settled(const std::string& why_not);
+  void go_on();
   bool replay_stands_still();
   // Tells the agent of a thread that waits for too long; it alone knows whether another rank is only late.
   void look_for_hangs();
@@ -40,7 +43,8 @@ class ControlThread {
   void give_up(const std::string& why);
   void say(const control::FromWorker& message);
 
-  enum class Phase : uint8_t { watching, held, stopped, restarted, replaying, given_up };
+  // settling: the host is held, and what it has called is waited for; settled: that is over, or can't be.
+  enum class Phase : uint8_t { watching, held, stopped, restarted, replaying, settling, settled, given_up };
 
   Connection& connection_;
   int socket_ = -1, news_ = -1;  // news_: something is to be looked at, or the process ends
@@ -48,7 +52,7 @@ class ControlThread {
   Phase phase_ = Phase::watching;
   bool server_known_dead_ = false;
   control::RecoveryNumber number_;  // the newest that was heard
-  std::chrono::steady_clock::time_point replay_began_;
+  std::chrono::steady_clock::time_point replay_began_, settles_until_;
   HangWatch hang_watch_;
   ReplayWatch replay_watch_;
   std::chrono::steady_clock::time_point told_at_;  // of a wait that is too long

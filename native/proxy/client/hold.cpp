@@ -66,6 +66,11 @@ void Hold::begin(std::function<void()> news) {
   on_ = true;
 }
 
+void Hold::pause() {
+  std::lock_guard lock(mutex_);
+  held_ = true;
+}
+
 void Hold::stop() {
   std::lock_guard lock(mutex_);
   held_ = true;

@@ -43,6 +43,8 @@ class Hold {
     std::string error;  // empty: nothing has failed
   };
   void begin(std::function<void()> news);
+  // The host is held though nothing has failed, until it is released: what fails meanwhile is an alarm.
+  void pause();
   void stop();
   // Between two servers: runs `work` while no thread looks at failures, and forgets those of before.
   void replay(bool deliver_errors, const std::function<void()>& work);

@@ -168,6 +168,7 @@ bool Connection::release() {
 }
 
 void Connection::give_up(const std::string& why) {
+  watch_again();
   end_spare();
   {
     std::lock_guard lock(mutex_);

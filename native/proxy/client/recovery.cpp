@@ -290,7 +290,7 @@ Connection::Restarted Connection::restart_server(const control::Restart& order) 
     log_.control().step_begun = order.finish;
   }
   Restarted restarted{};
-  if (order.copy != 0) restarted.copy = copy_state(order.copy);
+  if (order.copy != 0) restarted.copy = copy_state(order.copy, rested_);
   const bool keeps_memory = rested_ && rested_->intact != 0;
   // One that has been reset before, and holds what it should, is as it has to be.
   restarted.stays = order.may_stay != 0 && server_->alive() &&

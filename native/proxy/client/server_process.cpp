@@ -191,14 +191,26 @@ bool ServerProcess::reset(std::chrono::milliseconds within, bool keeps_memory) {
 }
 
 std::optional<wire::Rested> ServerProcess::rest(std::chrono::milliseconds within) {
-  const wire::ServerOrder order{wire::rest, 0, 0};
+  return rested(wire::rest, within);
+}
+
+std::optional<wire::Rested> ServerProcess::settle(std::chrono::milliseconds within) {
+  return rested(wire::settle, within);
+}
+
+// What it has still to say to an earlier order, that was waited for in vain, is no answer.
+std::optional<wire::Rested> ServerProcess::rested(uint32_t word, std::chrono::milliseconds within) {
+  const wire::ServerOrder order{word, 0, 0};
   send(socket_, &order, sizeof order, MSG_NOSIGNAL);
-  pollfd news{socket_, POLLIN, 0};
   wire::Rested said{};
-  if (poll(&news, 1, static_cast<int>(within.count())) == 1 &&
-      recv(socket_, &said, sizeof said, 0) == sizeof said && said.word == wire::rest)
-    return said;
-  return std::nullopt;
+  do {
+    pollfd news{socket_, POLLIN, 0};
+    if (poll(&news, 1, static_cast<int>(within.count())) != 1 ||
+        recv(socket_, &said, sizeof said, 0) != sizeof said)
+      return std::nullopt;
+  } while (said.word == wire::settle && word != wire::settle);
+  if (said.word != word) return std::nullopt;
+  return said;
 }
 
 bool ServerProcess::finish(uint64_t step, std::chrono::milliseconds within) {
@@ -216,16 +228,35 @@ void ServerProcess::say(uint32_t word) { send(socket_, &word, sizeof word, MSG_N
 // By its file: the number may be another process's by now.
 void ServerProcess::kill() { syscall(SYS_pidfd_send_signal, process_file_, SIGKILL, nullptr, 0); }
 
+void ServerProcess::watch_no_more() {
+  if (process_file_ >= 0) close(process_file_);
+  process_file_ = -1;
+}
+
+// The number may be another process's by now: but not as long as the server, which alone has the other end of
+// the socket, has not ended.
+void ServerProcess::watch_again() {
+  if (process_file_ >= 0) return;
+  process_file_ = static_cast<int>(syscall(SYS_pidfd_open, process_, 0));
+  if (has_hung_up()) watch_no_more();
+}
+
+bool ServerProcess::has_hung_up() const {
+  pollfd state{socket_, 0, 0};
+  return poll(&state, 1, 0) != 0;
+}
+
 ServerProcess::~ServerProcess() { stop(); }
 
 void ServerProcess::stop() {
   if (process_ < 0) return;
+  const bool was_watched = process_file_ >= 0;
   close(socket_);
   // It ends by itself, now that nobody listens; if it can't, it is stuck in the device's driver.
   const auto deadline = std::chrono::steady_clock::now() + std::chrono::seconds(5);
-  while (alive() && std::chrono::steady_clock::now() < deadline)
+  while (was_watched && alive() && std::chrono::steady_clock::now() < deadline)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  if (alive()) kill();
+  if (was_watched && alive()) kill();
   if (!agent_) exit_status();
   if (process_file_ >= 0) close(process_file_);
   process_ = -1;
@@ -233,11 +264,12 @@ void ServerProcess::stop() {
 
 void ServerProcess::forget() {
   close(socket_);
-  close(process_file_);
+  watch_no_more();
   process_ = -1;
 }
 
 bool ServerProcess::alive() const {
+  if (process_file_ < 0) return !has_hung_up();
   pollfd state{process_file_, POLLIN, 0};
   return poll(&state, 1, 0) == 0;
 }
@@ -253,7 +285,7 @@ std::string ServerProcess::end() const {
   const std::string who = "(process " + std::to_string(process_) + ") ";
   if (agent_) {
     pollfd ended{process_file_, POLLIN, 0};
-    while (poll(&ended, 1, -1) < 0 && errno == EINTR) {
+    while (process_file_ >= 0 && poll(&ended, 1, -1) < 0 && errno == EINTR) {
     }
     return who + agent_->end_of(process_);
   }

@@ -38,7 +38,16 @@ class ServerProcess {
   std::optional<wire::Rested> rest(std::chrono::milliseconds within);
   bool finish(uint64_t step, std::chrono::milliseconds within);
   bool copy_state(const wire::Range* ranges, std::size_t count, std::chrono::milliseconds within);
+  // While it has no record to read: it says what its device holds once that has nothing to do, and goes on
+  // afterwards. Nothing if it does not within this time.
+  std::optional<wire::Rested> settle(std::chrono::milliseconds within);
   void kill();
+  // This process has no file that stands for the server, until it is watched again: as in its image, which
+  // has no more than a socket whose other end is gone.
+  void watch_no_more();
+  void watch_again();
+  // Whether it is one that an image of this process can do without.
+  bool is_of_agent() const { return agent_ != nullptr; }
 
   pid_t id() const { return process_; }
   bool alive() const;
@@ -56,6 +65,8 @@ class ServerProcess {
   void say(uint32_t word);
   void start(const std::string& path, int socket, int log, int pinned);
   bool do_order(const wire::ServerOrder& order, std::chrono::milliseconds within);
+  std::optional<wire::Rested> rested(uint32_t word, std::chrono::milliseconds within);
+  bool has_hung_up() const;
   int exit_status() const;
 
   pid_t process_ = -1;

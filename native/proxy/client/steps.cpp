@@ -169,8 +169,9 @@ void Connection::report_device(control::Stopped& report) const {
     report.device = rested_->suspect != 0 ? control::DeviceState::suspect : control::DeviceState::healthy;
 }
 
-// With mutex_ held. An image that is whole has it already.
-std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
+// With mutex_ held. An image that is whole has it already. device: what it holds, as its server says.
+std::vector<control::HostCopy> Connection::copy_state(uint64_t state,
+                                                      const std::optional<wire::Rested>& device) {
   if (copied_ && copied_->state == state) return {copied_->copy};
   forget_copy();
   const auto image =
@@ -179,7 +180,7 @@ std::vector<control::HostCopy> Connection::copy_state(uint64_t state) {
     throw std::runtime_error("this process keeps nothing of state " + std::to_string(state));
   if (image->whole) return {};
   if (const auto saved = saved_state(*image)) return {*saved};
-  if (!rested_ || rested_->intact == 0 || rested_->changed != 0 || rested_->ended != state)
+  if (!device || device->intact == 0 || device->changed != 0 || device->ended != state)
     throw std::runtime_error("the device does not hold state " + std::to_string(state));
   const uint64_t bytes = bytes_of_places(image->places);
   void* const memory = pinned_.allocate(std::max<uint64_t>(bytes, 1));

@@ -24,7 +24,7 @@ Validation::Heard Validation::say(control::Validates what, const std::function<v
   waits_ = true;
   news_();
   while (!changed_.wait_for(lock, between_looks, [this] { return over_ || !waits_; })) {
-    if (says_ == says_rests) continue;  // its server is ended soon
+    if (says_ == says_rests) continue;  // all rest, and some may have no server
     lock.unlock();
     look();
     lock.lock();

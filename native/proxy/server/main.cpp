@@ -107,9 +107,28 @@ void prepare(int client_process, Kept& kept) {
   }
 }
 
+bool client_has_spoken() {
+  pollfd news{wire::socket_file, POLLIN, 0};
+  return poll(&news, 1, 0) != 0;
+}
+
+// Does what needs no stop, and returns the order for one.
+wire::ServerOrder hear_order_to_stop(int client_process, Server& server) {
+  for (;;) {
+    const auto order = hear<wire::ServerOrder>(client_process);
+    if (order.word == wire::settle) {
+      if (const auto settled = server.settle(client_has_spoken)) say(*settled);
+    } else if (order.word == wire::copy_state) {
+      copy_state(order);
+    } else {
+      return order;
+    }
+  }
+}
+
 // While the log is read: ends this process with the client's, or has the server stop. Returns what for.
 void listen(int client_process, Server& server, uint32_t& word) {
-  word = hear<wire::ServerOrder>(client_process).word;
+  word = hear_order_to_stop(client_process, server).word;
   if (word != wire::rest && word != wire::reset) _exit(0);
   if (server.stop()) return;
   // The reader waits for other ranks in NCCL, which nobody can end. What the device holds can still be

@@ -4,6 +4,8 @@
 
 #include <chrono>
 #include <cstdio>
+#include <future>
+#include <memory>
 #include <set>
 #include <thread>
 
@@ -75,6 +77,23 @@ wire::Rested Server::rests_not() {
   const HeldState held = steps.held();
   const bool intact = held.intact && !steps.inside() && !device_has_failed_;
   return {wire::rest, intact, 1, held.changed, held.ended};
+}
+
+// By a thread of its own: a collective may never end.
+std::optional<wire::Rested> Server::settle(const std::function<bool()>& interrupted) {
+  std::set<int32_t> devices;
+  for (const auto& [address, piece] : memory.all()) devices.insert(piece.device);
+  const auto task =
+      std::make_shared<std::packaged_task<cudaError_t()>>([devices] { return synchronize(devices); });
+  std::future<cudaError_t> result = task->get_future();
+  device_waiter().run([task] { (*task)(); });
+  while (result.wait_for(std::chrono::milliseconds(1)) != std::future_status::ready) {
+    if (interrupted()) return std::nullopt;
+  }
+  failed_collective();
+  const bool well = result.get() == cudaSuccess && !has_failed();
+  const HeldState held = steps.held();
+  return wire::Rested{wire::settle, well && held.intact && !steps.inside(), !well, held.changed, held.ended};
 }
 
 // What lies in its place would be in the way.

@@ -165,6 +165,7 @@ bool Server::stream_has_failed(const Record& record) {
 }
 
 TaskThread& Server::device_waiter() {
+  const std::lock_guard lock(device_waiter_begins_);
   if (!device_waiter_) device_waiter_.emplace();
   return *device_waiter_;
 }

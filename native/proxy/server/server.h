@@ -4,6 +4,7 @@
 #include <chrono>
 #include <condition_variable>
 #include <cstring>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -67,6 +68,9 @@ class Server {
   // can be copied.
   wire::Rested come_to_rest();
   wire::Rested rests_not();
+  // While `run` waits for records, of which there are none: waits until the device has nothing to do. Nothing
+  // if somebody interrupts it.
+  std::optional<wire::Rested> settle(const std::function<bool()>& interrupted);
   // Makes the optimizer step for which all ranks are ready.
   bool finish(uint64_t step);
   // Ends all that has been made here, but the memory. False if that does not do, or something has failed that
@@ -154,6 +158,7 @@ class Server {
   std::thread watch_;
   StreamWaits stream_waits_{*this};
   std::shared_mutex communicators_stay_;  // shared: by who ends one
+  std::mutex device_waiter_begins_;       // by the reader, or by who settles
   std::optional<TaskThread> device_waiter_;
   std::unique_ptr<TaskThread> waiters_[slot_count];  // for each thread of the client that has waited
   // What an earlier server has answered: those calls are made again for what they do, and their answers

@@ -11,18 +11,23 @@
 #include <sys/un.h>
 #include <sys/wait.h>
 
+#include <algorithm>
 #include <array>
 #include <cstring>
+#include <filesystem>
 #include <fstream>
 #include <stdexcept>
 #include <thread>
 
+#include "proxy/client/connection.h"
+#include "proxy/client/jitckpt_proxy.h"
 #include "proxy/client/unix_socket.h"
 #include "proxy/tests/support.h"
 
 namespace {
 
 using jitckpt::proxy::client::AgentStarter;
+using jitckpt::proxy::client::Connection;
 
 // A question of a library's, with the files that came with it.
 struct Question {
@@ -221,6 +226,75 @@ TEST(AgentStarter, AProgramHasItsServerFromTheAgent) {
   agent.end();
   ASSERT_EQ(agent.started.size(), 1u);
   EXPECT_TRUE(ends(agent.started[0]));
+}
+
+// How many files of this process stand for others.
+long process_files() {
+  return std::ranges::count_if(std::filesystem::directory_iterator("/proc/self/fd"), [](const auto& file) {
+    std::error_code gone;
+    return std::filesystem::read_symlink(file, gone).string().find("pidfd") != std::string::npos;
+  });
+}
+
+// Has all that is to be in the files by which this process could be made again.
+Connection& settled() {
+  int32_t result = 0;
+  Connection& connection = *Connection::get(jitckpt::proxy::Library::cudart, result);
+  connection.pause();
+  while (!connection.is_quiet()) std::this_thread::yield();
+  EXPECT_EQ(connection.settle(), "");
+  EXPECT_EQ(process_files(), 0);
+  EXPECT_FALSE(connection.server_is_gone());
+  return connection;
+}
+
+// Who has called a kernel since what is kept, and settled behind it.
+struct Settled {
+  Settled() : numbers(10, 3) {
+    EXPECT_EQ(jitckpt_proxy_keep(), 0);
+    server = jitckpt_proxy_server();
+    launch_add(numbers.get(), 1);
+    connection = &settled();
+  }
+  const DeviceInts numbers;
+  int server;
+  Connection* connection;
+};
+
+TEST(Alone, SettlesAndGoesOn) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const Settled before;
+  std::thread thread([&before] { launch_add(before.numbers.get(), 2); });
+  before.connection->watch_again();
+  EXPECT_EQ(process_files(), 1);
+  EXPECT_TRUE(before.connection->go_on_from_pause());
+  thread.join();
+  EXPECT_EQ(before.numbers.read()[0], 6);
+  EXPECT_EQ(jitckpt_proxy_server(), before.server);
+}
+
+TEST(Alone, SettlesAndFindsItsServerGone) {
+  if (!alone()) GTEST_SKIP() << "only for other tests";
+  const Settled before;
+  kill(before.server, SIGKILL);
+  while (!before.connection->server_is_gone()) std::this_thread::yield();
+  before.connection->watch_again();
+  EXPECT_EQ(process_files(), 0);
+  EXPECT_TRUE(before.connection->go_on_from_pause());
+  launch_add(before.numbers.get(), 2);
+  EXPECT_EQ(before.numbers.read()[0], 6);
+  EXPECT_NE(jitckpt_proxy_server(), before.server);
+}
+
+TEST(AgentStarter, AServerStaysWhileItsProgramIsWrittenToFiles) {
+  for (const auto& [test, servers] :
+       {std::pair("Alone.SettlesAndGoesOn", 1u), std::pair("Alone.SettlesAndFindsItsServerGone", 2u)}) {
+    Agent agent;
+    const Ended ended = run_alone(test, {agent.variable()});
+    EXPECT_EQ(ended.status, 0) << ended.output;
+    agent.end();
+    EXPECT_EQ(agent.started.size(), servers) << ended.output;
+  }
 }
 
 TEST(AgentStarter, AProgramStartsItsServerWhereNobodyListens) {

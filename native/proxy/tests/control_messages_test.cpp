@@ -50,7 +50,7 @@ class Drawn {
                         number(),
                         several(count)};
     };
-    switch (random_() % 8) {
+    switch (random_() % 9) {
       case 0:
         return Hello{small(), small(), text()};
       case 1:
@@ -65,6 +65,8 @@ class Drawn {
         return Standing{number(), number(), several(member)};
       case 5:
         return Held{};
+      case 7:
+        return Settled{random_() % 2, text()};
       case 6:
         return Validates{number(), number(), text(), text(), text()};
       default:
@@ -73,13 +75,17 @@ class Drawn {
   }
   FromAgent of_agent() {
     const auto creation = [this] { return Making{key(), static_cast<uint32_t>(number()), key()}; };
-    switch (random_() % 7) {
+    switch (random_() % 9) {
       case 0:
         return Stop{};
       case 1:
         return Ask{};
       case 5:
         return Rest{};
+      case 6:
+        return Settle{};
+      case 7:
+        return GoOn{};
       case 2:
         return Restart{random_() % 2, number(), number()};
       case 3:
@@ -122,7 +128,7 @@ TEST(ControlMessages, ComeBackAsTheyWere) {
 
 TEST(ControlMessages, AreLaidOutAsTheAgentReadsThem) {
   const std::vector<unsigned char> expected{
-      18, 0, 0, 0, 12, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
+      18, 0, 0, 0, 13, 0, 0, 0, 2, 0, 0, 0, 0, 0, 0, 0, 3, 0, 0, 0, 0, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0, 1, 0,
       0,  0, 0, 0, 0,  0, 0, 0, 0, 0, 0, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0};
   const auto bytes = encode({RecoveryNumber{2, 3}, FromAgent(Replay{5, 1, 0, 1, {}, {}, {}})});
   ASSERT_EQ(bytes.size(), expected.size());

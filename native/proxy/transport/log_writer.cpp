@@ -48,7 +48,8 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
   const std::size_t bytes = record_bytes(content_bytes);
   if (content_bytes > longest_content()) return {nullptr, 0};
   std::unique_lock lock(mutex_);
-  while (offset_ + bytes + continuation_bytes > log_.geometry().segment_bytes && !take_segment()) {
+  while (stopped_ ||
+         (offset_ + bytes + continuation_bytes > log_.geometry().segment_bytes && !take_segment())) {
     // Without the lock: whoever puts a new reader in place needs it.
     lock.unlock();
     if (!go_on_()) return {nullptr, 0};
@@ -62,6 +63,16 @@ LogWriter::Place LogWriter::reserve(std::size_t content_bytes, Position* kept) {
   offset_ += bytes;
   empty_next();
   return {header, next_++};
+}
+
+void LogWriter::stop() {
+  std::lock_guard lock(mutex_);
+  stopped_ = true;
+}
+
+void LogWriter::go_on() {
+  std::lock_guard lock(mutex_);
+  stopped_ = false;
 }
 
 void LogWriter::free_apart() {

@@ -29,6 +29,9 @@ class LogWriter {
   };
   Place reserve(std::size_t content_bytes, Position* kept = nullptr);
   void commit(const Place& place);
+  // Nobody gets room until `go_on`: the number of the newest record stays what it is.
+  void stop();
+  void go_on();
 
   // From here on nothing is used again until it is forgotten: a new server can read it again. Returns where
   // that begins. If there is no more room, what has been kept longest is forgotten, up to the next `keep`.
@@ -90,6 +93,7 @@ class LogWriter {
   uint64_t keepings_ = 0;             // how often something more was kept
   std::size_t most_bytes_ = 0;
   std::size_t offset_ = 0;
+  bool stopped_ = false;
   uint64_t next_ = 1;
   std::vector<uint32_t> apart_;    // the segments of the records apart
   std::deque<uint64_t> keeps_;     // numbers of the records from which on something is kept

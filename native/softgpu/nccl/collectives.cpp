@@ -31,6 +31,7 @@ Collective::Collective(Communicator& communicator, const Operation& operation)
       links_(communicator.links()),
       rank_(communicator.rank()),
       ranks_(communicator.ranks()),
+      first_reduced_(communicator.first_reduced()),
       mine_(shared_.rank(rank_)),
       descriptor_(describe(operation, ++communicator.collectives)),
       element_size_(size_of(operation.type)),
@@ -244,8 +245,9 @@ void Collective::contribute(std::byte* to, const std::byte* from, size_t element
   multiply(operation_.type, to, from, scalar, elements);
 }
 
-// The fixed order: see reduce_kernels.h. Block by block, so that a result is in the first-level cache until
-// it is where it has to go, and is written only after the inputs it may lie on were read.
+// The fixed order: see reduce_kernels.h and reduction_order.h. Block by block, so that a result is in the
+// first-level cache until it is where it has to go, and is written only after the inputs it may lie on were
+// read.
 void Collective::fold(const std::byte* own, size_t slot_offset, size_t elements, std::byte* shared_result,
                       std::byte* own_result) const {
   alignas(64) std::byte result[fold_bytes];
@@ -253,11 +255,12 @@ void Collective::fold(const std::byte* own, size_t slot_offset, size_t elements,
   for (size_t begin = 0; begin < elements; begin += block) {
     const size_t count = std::min(block, elements - begin);
     const size_t offset = begin * element_size_;
-    for (int rank = 0; rank < ranks_; ++rank) {
+    for (int turn = 0; turn < ranks_; ++turn) {
+      const int rank = (first_reduced_ + turn) % ranks_;
       const std::byte* source = rank == rank_ && !scales_
                                     ? own + offset
                                     : links_[rank].contribution(reduced_) + slot_offset + offset;
-      if (rank == 0) {
+      if (turn == 0) {
         copy(result, source, count);
       } else {
         combine(operation_.type, operation_.reduction.operation, result, source, count);

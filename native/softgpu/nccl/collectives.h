@@ -60,7 +60,7 @@ class Collective {
   const Operation operation_;
   SharedSegment& shared_;
   const std::vector<RankLink>& links_;
-  const int rank_, ranks_;
+  const int rank_, ranks_, first_reduced_;
   RankState& mine_;
   const Descriptor descriptor_;
   const size_t element_size_;

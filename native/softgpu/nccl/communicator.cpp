@@ -6,6 +6,7 @@
 #include "softgpu/nccl/bootstrap.h"
 #include "softgpu/nccl/failure.h"
 #include "softgpu/nccl/host.h"
+#include "softgpu/nccl/reduction_order.h"
 #include "softgpu/runtime/enqueue.h"
 
 namespace softgpu::nccl {
@@ -92,6 +93,7 @@ void Communicator::join(const ncclUniqueId& id, int rank, int ranks) {
     network_ = std::move(network);
     rank_ = rank;
     ranks_ = ranks;
+    first_reduced_ = nccl::first_reduced(rank, ranks);
     for (int other = 0; other < ranks; ++other) {
       if (is_remote[other]) {
         links_.emplace_back(*mirror_, rank, other, network_.get());

@@ -35,7 +35,8 @@ class Communicator {
   void join(const ncclUniqueId& id, int rank, int ranks);
   int rank() const { return rank_; }
   int ranks() const { return ranks_; }
-  SharedSegment& shared() { return *shared_; }  // with the ranks of this host
+  int first_reduced() const { return first_reduced_; }  // see reduction_order.h
+  SharedSegment& shared() { return *shared_; }          // with the ranks of this host
   // To every rank, this one too.
   const std::vector<RankLink>& links() const { return links_; }
 
@@ -89,7 +90,7 @@ class Communicator {
   void stop(bool exchanges_too);
   void wait_for_network();  // throws a NcclFailure when aborted
 
-  int rank_ = 0, ranks_ = 0;
+  int rank_ = 0, ranks_ = 0, first_reduced_ = 0;
   std::vector<int> job_ranks_;             // of the ranks; what faults call them
   std::unique_ptr<SharedSegment> shared_;  // with the ranks of this host
   std::unique_ptr<SharedSegment> mirror_;  // of the others, if there are any

@@ -1,11 +1,11 @@
 // The arithmetic of reductions.
 //
-// One order for all: ((r0 op r1) op r2) op ..., element by element in the order of the ranks, with one
-// rounding to the element's type per operation (float16, bfloat16 and float8 are computed in float and
-// rounded each time; integers wrap). An average is that sum, divided by the number of ranks (integers towards
-// zero) with one more rounding. A pre-multiplied sum rounds each rank's product before it adds. So a result
-// is the same bit for bit in every run and on every rank, and equals t0 + t1 + t2 with torch on the CPU.
-// Where one of two values is NaN, max and min give the other, as NCCL does.
+// One order for all, but for what reduction_order.h says: ((r0 op r1) op r2) op ..., element by element in
+// the order of the ranks, with one rounding to the element's type per operation (float16, bfloat16 and float8
+// are computed in float and rounded each time; integers wrap). An average is that sum, divided by the number
+// of ranks (integers towards zero) with one more rounding. A pre-multiplied sum rounds each rank's product
+// before it adds. So a result is the same bit for bit in every run and on every rank, and equals t0 + t1 + t2
+// with torch on the CPU. Where one of two values is NaN, max and min give the other, as NCCL does.
 #pragma once
 #include <nccl.h>
 

@@ -1,17 +1,18 @@
 # mypy: ignore-errors
-"""A training with Accelerate: dropout, samples or a stream, a scheduler, accumulation."""
+"""A training with Accelerate: dropout, samples or a stream, a scheduler, accumulation; FSDP, too."""
 
 import json
 import os
 import sys
 
 import torch
-from accelerate import Accelerator, DataLoaderConfiguration
-from ends import IS_STATEFUL, digest, log_loss, may_be_killed
+from accelerate import Accelerator, DataLoaderConfiguration, FullyShardedDataParallelPlugin
+from ends import FSDP, IS_STATEFUL, NORM, PRECISION, digest, log_loss, may_be_killed, state_of
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 EPOCHS = 3
+KIND = os.environ.get("OPTIMIZER")  # of torchao's, if one
 
 
 class Points(Dataset):
@@ -36,9 +37,24 @@ class Stream(IterableDataset):  # which one process reads for all
 def main():
     torch.manual_seed(5)
     loaders = DataLoaderConfiguration(use_stateful_dataloader=IS_STATEFUL)
-    accelerator = Accelerator(gradient_accumulation_steps=2, dataloader_config=loaders)
-    model = nn.Sequential(nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    accelerator = Accelerator(
+        gradient_accumulation_steps=int(os.environ.get("ACCUMULATE", "2")),
+        dataloader_config=loaders,
+        mixed_precision=PRECISION or None,
+        fsdp_plugin=FullyShardedDataParallelPlugin(
+            fsdp_version=FSDP, auto_wrap_policy="size_based_wrap", min_num_params=100
+        )
+        if FSDP
+        else None,
+    )
+    width = 512 if KIND else 32  # torchao takes codes for what is large alone
+    model = nn.Sequential(nn.Linear(16, width), NORM(width), nn.Dropout(0.2), nn.GELU(), nn.Linear(width, 4))
+    if KIND:
+        import torchao.optim
+
+        optimizer = getattr(torchao.optim, KIND)(model.parameters(), lr=1e-2)
+    else:
+        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     if os.environ.get("LOADER") == "stream":
         loader = DataLoader(Stream(), batch_size=2)
     else:
@@ -65,8 +81,12 @@ def main():
         with torch.no_grad():
             model(torch.randn(8, 16, device=accelerator.device))
     end = {
-        "parameters": digest(accelerator.unwrap_model(model).state_dict()),
-        "optimizer": digest(optimizer.state_dict()["state"]),
+        "parameters": digest(
+            list(model.parameters()) if FSDP else accelerator.unwrap_model(model).state_dict()
+        ),
+        "buffers": digest(list(model.buffers())),
+        "scale": None if accelerator.scaler is None else accelerator.scaler.state_dict(),
+        "optimizer": digest(state_of(optimizer)),
         "scheduler": scheduler.state_dict()["last_epoch"],
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
     }

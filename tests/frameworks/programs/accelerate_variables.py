@@ -4,6 +4,7 @@
 import json
 import sys
 
+import numpy
 import torch
 from accelerate import Accelerator
 from ends import digest, log_loss, passes
@@ -37,13 +38,15 @@ def main():
     model, optimizer, loader = accelerator.prepare(
         model, optimizer, DataLoader(data, batch_size=6, shuffle=True)
     )
+    noise = numpy.random.default_rng(4)  # a generator of the script's own
     history, evaluated, best, scale, meter, step = [], [], None, 1.0, Meter(), 0
     for epoch in range(3):
         total = 0.0
         for number, (points, labels) in enumerate(tqdm(loader, disable=True)):
             passes("step begins")
             count(points)
-            loss = nn.functional.cross_entropy(model(points) * scale, labels)
+            shift = noise.random()
+            loss = nn.functional.cross_entropy(model(points + shift) * scale, labels)
             log_loss(step, loss)
             optimizer.zero_grad()
             accelerator.backward(loss)

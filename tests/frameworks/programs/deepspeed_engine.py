@@ -7,7 +7,7 @@ import sys
 
 import deepspeed
 import torch
-from ends import DataLoader, digest, log_loss, may_be_killed
+from ends import PRECISION, DataLoader, digest, log_loss, may_be_killed, passes
 from torch import nn
 from torch.utils.data import Dataset, DistributedSampler
 
@@ -23,6 +23,11 @@ class Points(Dataset):
         return torch.randn(16) + index, torch.tensor(index % 4)  # random numbers of the data
 
 
+def scale_of(optimizer):
+    """Return the scale of losses with fp16."""
+    return getattr(getattr(optimizer, "loss_scale_config", optimizer), "cur_scale", None)
+
+
 def main():
     torch.manual_seed(5)
     deepspeed.init_distributed("nccl")
@@ -36,6 +41,8 @@ def main():
         "zero_optimization": {"stage": STAGE},
         "zero_allow_untested_optimizer": True,
         "steps_per_print": 1000,
+        # It grows in the middle of an epoch.
+        "fp16": {"enabled": PRECISION == "fp16", "initial_scale_power": 12, "loss_scale_window": 5},
     }
     engine, optimizer, _, scheduler = deepspeed.initialize(
         model=model, optimizer=optimizer, lr_scheduler=scheduler, config=config
@@ -45,7 +52,10 @@ def main():
     for epoch in range(EPOCHS):
         sampler.set_epoch(epoch)
         for points, labels in loader:
-            loss = nn.functional.cross_entropy(engine(points.cuda()), labels.cuda())
+            passes("step begins")
+            loss = nn.functional.cross_entropy(
+                engine(points.cuda().to(engine.get_data_types()[0])), labels.cuda()
+            )
             log_loss(engine.global_steps, loss)
             engine.backward(loss)
             engine.step()
@@ -56,6 +66,7 @@ def main():
         "master": digest(getattr(optimizer, "fp32_partitioned_groups_flat", [])),
         "optimizer": digest(list(getattr(optimizer, "optimizer", optimizer).state.values())),
         "scheduler": scheduler.state_dict()["last_epoch"],
+        "scale": scale_of(optimizer),
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
         "steps": [engine.global_steps, engine.micro_steps, engine.global_samples],
     }

@@ -10,8 +10,10 @@ import sys
 
 import lightning.pytorch as pl
 import torch
-from ends import DataLoader, digest, may_be_killed
+from ends import FSDP, NORM, PRECISION, DataLoader, digest, may_be_killed, state_of
+from lightning.pytorch.strategies import FSDPStrategy, ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.utils.data import Dataset
 
 EPOCHS = 3
@@ -39,9 +41,15 @@ class Model(pl.LightningModule):
         self.frozen = nn.Sequential(nn.Linear(16, 16), nn.Dropout(0.5))
         self.calls, self.ends, self.carried = 0, 0, None
         self.average = Average()
-        self.net = nn.Sequential(
-            nn.Linear(16, 32), nn.BatchNorm1d(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4)
-        )
+        self.net = nn.Sequential(nn.Linear(16, 32), NORM(32), nn.Dropout(0.2), nn.GELU(), nn.Linear(32, 4))
+
+    def configure_model(self):
+        if FSDP == 2:
+            policy = (
+                MixedPrecisionPolicy(torch.bfloat16, torch.float32) if PRECISION else MixedPrecisionPolicy()
+            )
+            for part in (self.net, self.frozen):
+                fully_shard(part, mesh=self.device_mesh["data_parallel"], mp_policy=policy)
 
     def on_train_epoch_start(self):
         self.losses, self.temperature = [], 1.0 + 0.5 * self.current_epoch
@@ -118,7 +126,8 @@ def main():
     trainer = pl.Trainer(
         accelerator="cuda",
         devices=int(os.environ["LOCAL_WORLD_SIZE"]),
-        strategy="ddp",
+        strategy=["ddp", FSDPStrategy(), ModelParallelStrategy()][FSDP],
+        precision=f"{PRECISION.removeprefix('fp')}-mixed" if PRECISION and FSDP < 2 else None,
         max_epochs=EPOCHS,
         callbacks=[log, count],
         logger=False,
@@ -136,7 +145,7 @@ def main():
     )
     end = {
         "parameters": digest(model.state_dict()),
-        "optimizer": digest(trainer.optimizers[0].state_dict()["state"]),
+        "optimizer": digest(state_of(trainer.optimizers[0])),
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
         "steps": trainer.global_step,
         "epoch": trainer.current_epoch,

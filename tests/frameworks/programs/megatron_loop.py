@@ -1,12 +1,15 @@
 # mypy: ignore-errors
-"""A training with Megatron-core: a tiny GPT, its own random numbers, a shuffled loader, a scheduler."""
+"""A training with Megatron-core: a tiny GPT, its own random numbers, a shuffled loader, a scheduler.
+
+SHARDED=1 has its distributed optimizer, SHARDED=2 one that gathers parameters beside the next pass.
+"""
 
 import json
 import os
 import sys
 
 import torch
-from ends import DataLoader, digest, log_loss, may_be_killed
+from ends import PRECISION, DataLoader, digest, log_loss, may_be_killed, state_of
 from megatron.core import parallel_state, tensor_parallel
 from megatron.core.distributed import (
     DistributedDataParallel,
@@ -19,9 +22,12 @@ from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
 from megatron.core.optimizer_param_scheduler import OptimizerParamScheduler
 from megatron.core.pipeline_parallel import get_forward_backward_func
 from megatron.core.transformer import TransformerConfig
+from megatron.core.transformer.module import Float16Module
 from torch.utils.data import Dataset, DistributedSampler
 
 EPOCHS, LENGTH, BATCH, WORDS = 3, 12, 2, 64
+SHARDED = int(os.environ.get("SHARDED", "0"))
+IS_HALF = PRECISION == "bf16"
 
 
 class Texts(Dataset):
@@ -43,12 +49,33 @@ def build():
         masked_softmax_fusion=False,
         bias_dropout_fusion=False,
         bias_activation_fusion=False,
+        bf16=IS_HALF,
+        params_dtype=torch.bfloat16 if IS_HALF else torch.float32,
     )
     model = GPTModel(config, get_gpt_layer_local_spec(), WORDS, LENGTH).cuda()
-    model = DistributedDataParallel(config, DistributedDataParallelConfig(), model)
+    if IS_HALF:
+        model = Float16Module(config, model)
+    settings = DistributedDataParallelConfig(
+        grad_reduce_in_fp32=IS_HALF,
+        use_distributed_optimizer=bool(SHARDED),
+        overlap_grad_reduce=SHARDED == 2,
+        overlap_param_gather=SHARDED == 2,
+    )
+    model = DistributedDataParallel(config, settings, model)
     config.finalize_model_grads_func = finalize_model_grads
     optimizer = get_megatron_optimizer(
-        OptimizerConfig(optimizer="adam", lr=1e-2, min_lr=1e-3, weight_decay=0.1, clip_grad=1.0), [model]
+        OptimizerConfig(
+            optimizer="adam",
+            lr=1e-2,
+            min_lr=1e-3,
+            weight_decay=0.1,
+            clip_grad=1.0,
+            bf16=IS_HALF,
+            params_dtype=config.params_dtype,
+            use_distributed_optimizer=bool(SHARDED),
+            overlap_param_gather=SHARDED == 2,
+        ),
+        [model],
     )
     scheduler = OptimizerParamScheduler(
         optimizer,
@@ -102,10 +129,13 @@ def main():
             )
             optimizer.step()
             scheduler.step(increment=BATCH)
+    if SHARDED == 2:
+        model.start_param_sync(force_sync=True)
     inner = [one.optimizer for one in optimizer.chained_optimizers]
     end = {
         "parameters": digest(model.state_dict()),
-        "optimizer": digest([list(one.state.values()) for one in inner]),
+        "masters": digest([group["params"] for one in inner for group in one.param_groups]),
+        "optimizer": digest([state_of(one) for one in inner]),
         "rates": [[group["lr"] for group in one.param_groups] for one in inner],
         "scheduler": scheduler.num_steps,
         "random": digest(

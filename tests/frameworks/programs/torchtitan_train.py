@@ -1,18 +1,13 @@
 # mypy: ignore-errors
-"""torchtitan's own trainer, with a small model, a tokenizer and texts of its own."""
+"""torchtitan's own trainer (0.2), with a small model, a tokenizer and texts of its own."""
 
 import json
 import os
-import random
 import sys
 from pathlib import Path
 
-import torch
-from datasets import Dataset
-from ends import digest, may_be_killed
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import Whitespace
+from ends import may_be_killed
+from titan_data import texts, tokenizer, train
 from torchtitan.config import ConfigManager
 from torchtitan.hf_datasets import DatasetConfig
 from torchtitan.hf_datasets.text_datasets import DATASETS
@@ -21,27 +16,7 @@ from torchtitan.tools.logging import init_logger
 from torchtitan.train import Trainer
 
 RANK = os.environ["RANK"]
-WORDS = [f"w{number}" for number in range(60)]
 STEPS = 12
-
-
-def texts(path):
-    drawn = random.Random(path)
-    return Dataset.from_list(
-        [{"text": " ".join(drawn.choices(WORDS, k=drawn.randint(5, 40)))} for _ in range(40)]
-    )
-
-
-def tokenizer(folder):
-    words = {word: number for number, word in enumerate(["<unk>", "<s>", "</s>", *WORDS])}
-    made = Tokenizer(WordLevel(words, unk_token="<unk>"))
-    made.pre_tokenizer = Whitespace()
-    made.add_special_tokens(["<unk>", "<s>", "</s>"])
-    folder.mkdir(parents=True, exist_ok=True)
-    made.save(str(folder / "tokenizer.json"))
-    names = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(names))
-    return folder
 
 
 class Losses(Trainer):
@@ -78,19 +53,7 @@ def main():
     }
     words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
     init_logger()
-    trainer = Losses(ConfigManager().parse_args(words + os.environ.get("OPTIONS", "").split()))
-    trainer.train()
-    end = {
-        "parameters": digest(*(part.state_dict() for part in trainer.model_parts)),
-        "optimizer": digest(*(one.state_dict()["state"] for one in trainer.optimizers)),
-        "rates": [one.state_dict()["_last_lr"] for one in trainer.lr_schedulers],
-        "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
-        "steps": trainer.step,
-        "tokens": trainer.ntokens_seen,
-        "data": digest(trainer.dataloader.dataset.state_dict()),
-    }
-    trainer.close()
-    (out / f"end-{RANK}.json").write_text(json.dumps(end, indent=1, sort_keys=True))
+    train(Losses(ConfigManager().parse_args(words + os.environ.get("OPTIONS", "").split())), out)
 
 
 may_be_killed()

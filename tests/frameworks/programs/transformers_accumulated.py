@@ -3,6 +3,7 @@
 
 import json
 import os
+import random
 import sys
 
 import torch
@@ -26,10 +27,11 @@ class Places(TrainerCallback):
     """Counts what it hears of, in an attribute."""
 
     def __init__(self):
-        self.heard = {}
+        self.heard, self.random, self.drawn = {}, random.Random(7), []
 
     def hear(self, place):
         self.heard[place] = self.heard.get(place, 0) + 1
+        self.drawn.append(self.random.random())
         passes(place)
 
     def on_substep_end(self, *args, **kwargs):
@@ -50,6 +52,9 @@ class Places(TrainerCallback):
     def on_epoch_end(self, *args, **kwargs):
         self.hear("epoch ends")
 
+    def on_train_end(self, *args, **kwargs):
+        self.hear("training ends")
+
 
 def main():
     transformers.set_seed(3)
@@ -60,7 +65,7 @@ def main():
         per_device_train_batch_size=2,
         gradient_accumulation_steps=2,
         learning_rate=1e-2,
-        logging_steps=3,
+        logging_steps=int(os.environ.get("LOGS", "3")),
         eval_strategy="steps",
         eval_steps=2,
         save_strategy="steps",
@@ -91,6 +96,7 @@ def main():
         "best": [trainer.state.best_metric, trainer.state.best_global_step],
         "checkpoints": sorted(os.listdir(f"{sys.argv[1]}/own")),
         "heard": places.heard,
+        "drawn": places.drawn,
     }
     with open(f"{sys.argv[1]}/end-{os.environ['RANK']}.json", "w") as file:
         json.dump(end, file, indent=1)

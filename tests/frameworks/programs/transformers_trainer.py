@@ -10,7 +10,7 @@ import sys
 
 import torch
 import transformers
-from ends import digest, may_be_killed
+from ends import FSDP, PRECISION, digest, may_be_killed, state_of
 from torch.utils.data import Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, TrainingArguments
 
@@ -67,6 +67,9 @@ def main():
         disable_tqdm=True,
         gradient_accumulation_steps=int(os.environ.get("ACCUMULATE", "1")),
         dataloader_num_workers=int(os.environ.get("WORKERS", "0")),
+        fsdp="full_shard auto_wrap" if FSDP else None,
+        fsdp_config={"version": FSDP, "transformer_layer_cls_to_wrap": ["GPT2Block"]} if FSDP else None,
+        **({PRECISION: True} if PRECISION else {}),
     )
     history = History()
     trainer = Averaging(
@@ -79,8 +82,8 @@ def main():
     ]
     rank = int(os.environ["RANK"])
     end = {
-        "parameters": digest(model.state_dict()),
-        "optimizer": digest(trainer.optimizer.state_dict()["state"]),
+        "parameters": digest(list(trainer.model_wrapped.parameters()) if FSDP else model.state_dict()),
+        "optimizer": digest(state_of(trainer.optimizer)),
         "scheduler": trainer.lr_scheduler.state_dict()["last_epoch"],
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
         "steps": trainer.state.global_step,

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from linear_program import blocking_seconds, disagreement, random_flush
+from several_nodes import several_nodes
 
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning.flush import (
@@ -26,8 +27,6 @@ from jitckpt.planning.topology import (
     all_to_all,
     dgx1,
     nvswitch,
-    read_topology,
-    several_nodes,
 )
 from jitckpt.planning.traces import read_trace, seismic_trace, synthetic_trace, write_trace
 
@@ -160,79 +159,21 @@ def test_the_papers_ways_refuse_what_they_do_not_know() -> None:
         baseline(Flush(alone, (1.0,), (0.0,)))
 
 
-def test_a_topology_from_a_file(tmp_path: Path) -> None:
-    path = tmp_path / "topology.toml"
-    path.write_text(
-        """
-        [[vertex]]
-        name = "A"
-        [[vertex]]
-        name = "B"
-        [[vertex]]
-        name = "memory"
-        kind = "store"
-        capacity = "1 GB"
-        [[link]]
-        from = "A"
-        to = "B"
-        bandwidth = "24 GB/s"
-        [[link]]
-        from = "A"
-        to = "memory"
-        bandwidth = "96 Gbit/s"
-        both_ways = false
-        [[link]]
-        from = "B"
-        to = "memory"
-        bandwidth = "12 GB/s"
-        both_ways = false
-        """
-    )
-    topology = read_topology(path)
-    assert topology.bandwidth == {(0, 1): 24e9, (1, 0): 24e9, (0, 2): 12e9, (1, 2): 12e9}
-    assert exact(Flush(topology, (360 * MB, 0.0), (0.0, 1e9))).blocking_seconds == pytest.approx(10e-3)
-
-
 @pytest.mark.parametrize(
-    ("text", "message"),
+    ("vertices", "links", "message"),
     [
-        ("[[vertex]]\nname = 'A'", "A is unreachable: no link with bandwidth"),
-        (
-            "[[vertex]]\nname = 'A'\nkind = 'disk'",
-            "kind of vertex A is 'disk': it must be gpu, switch or store",
-        ),
-        ("[[vertex]]\nname = 'A'\n[[vertex]]\nname = 'A'", "two vertices of the topology have one name"),
-        (
-            "[[vertex]]\nname = 'A'\nsize = 3",
-            "vertex 0 has an unknown key 'size'; it may have: capacity, kind, name",
-        ),
-        ("[[vertex]]\nkind = 'gpu'", "vertex 0 lacks the key 'name'"),
-        (
-            "[[link]]\nfrom = 'A'\nto = 'B'\nbandwidth = '1 GB/s'",
-            "from of link 0 is 'A': it must be the name of a vertex",
-        ),
-        ("nodes = 3", "unknown key 'nodes'"),
-        ("[[vertex]", "is not TOML"),
-        ("", "no vertex of kind gpu"),
+        ((Vertex("A", "disk"),), (), "kind of vertex A is 'disk': it must be gpu, switch or store"),
+        ((Vertex("A"), Vertex("A")), (), "two vertices of the topology have one name"),
+        ((Vertex("A", STORE, math.nan),), (), "capacity of A is nan"),
+        ((Vertex("A"), Vertex("B")), (TopologyLink(0, 1, -1.0),), r"bandwidth from A to B is -1\.0"),
+        ((Vertex("A"), Vertex("B")), (TopologyLink(0, 2, 1.0),), "vertex of a link is 2"),
     ],
 )
-def test_a_bad_topology_is_refused(tmp_path: Path, text: str, message: str) -> None:
-    path = tmp_path / "topology.toml"
-    path.write_text(text)
-    with pytest.raises(InvalidInput) as caught:
-        read_topology(path)
-    assert message in str(caught.value)
-
-
-@pytest.mark.parametrize("bandwidth", ["-1 GB/s", "1 GB", "fast", "nan GB/s"])
-def test_a_bad_bandwidth_is_refused(tmp_path: Path, bandwidth: str) -> None:
-    path = tmp_path / "topology.toml"
-    path.write_text(
-        '[[vertex]]\nname = "A"\n[[vertex]]\nname = "B"\n[[link]]\nfrom = "A"\nto = "B"\n'
-        f'bandwidth = "{bandwidth}"'
-    )
-    with pytest.raises(InvalidInput, match="bandwidth of link 0 is "):
-        read_topology(path)
+def test_a_bad_topology_is_refused(
+    vertices: tuple[Vertex, ...], links: tuple[TopologyLink, ...], message: str
+) -> None:
+    with pytest.raises(InvalidInput, match=message):
+        Topology(vertices, links)
 
 
 def test_bad_sizes_are_refused() -> None:

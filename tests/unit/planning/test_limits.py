@@ -11,19 +11,19 @@ from functools import partial
 
 import pytest
 from descriptions import describe, failure, large
+from several_nodes import several_nodes
 
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.decisions.placement import Machine, mixed_placement, place, ring_placement
-from jitckpt.decisions.traffic import Link, Span, delay_seconds, expected_delay_seconds, schedule_traffic
+from jitckpt.decisions.traffic import Link, Span, schedule_traffic
 from jitckpt.planning import cost, counting, exact, redundancy, survival
 from jitckpt.planning.failures import exponential_failures
 from jitckpt.planning.flush import Flush, FlushSchedule, baseline, greedy, min_time_max_flow
 from jitckpt.planning.flush import exact as exact_flush
-from jitckpt.planning.mesh import PlannedMesh
 from jitckpt.planning.plan import analyse
 from jitckpt.planning.policies import parse_policy
 from jitckpt.planning.simulator import simulate
-from jitckpt.planning.topology import STORE, Topology, TopologyLink, Vertex, dgx1, several_nodes
+from jitckpt.planning.topology import STORE, Topology, TopologyLink, Vertex, dgx1
 
 DAY = 86400.0
 JOB = cost.JobCosts(100, 1e-2, 20.0, 50.0, 4.0, 0.001)
@@ -87,26 +87,15 @@ LIMITS = [
     Limit("user-level JIT", "o = 0", lambda: waste(cost.user_level_jit_waste, FREE_SAVES), 0.001 + RATE * 52),
     Limit("user-level JIT", "t = 0", lambda: waste(cost.user_level_jit_waste, INSTANT),
           0.001 + RATE / 100 * 20 + RATE * 50),
-    Limit("user-level JIT, all wait", "N = 1", lambda: waste(cost.user_level_jit_waste_all_gpus, ALONE),
-          0.001 + RATE / 100 * 72),
-    Limit("user-level JIT, all wait", "f = 0",
-          lambda: waste(cost.user_level_jit_waste_all_gpus, CALM), 0.001),
     Limit("transparent JIT", "N = 1", lambda: waste(cost.transparent_jit_waste, ALONE), 0.001 + RATE / 50),
     Limit("transparent JIT", "f = 0", lambda: waste(cost.transparent_jit_waste, CALM), 0.001),
     Limit("transparent JIT", "t = 0", lambda: waste(cost.transparent_jit_waste, INSTANT), 0.001),
-    Limit("both", "f = 0", lambda: cost.jit_with_periodic_waste(CALM, 0.3).per_useful_second, 0.001),
-    Limit("both", "no failure takes all", lambda: cost.jit_with_periodic_waste(JOB, 0.0).per_useful_second,
-          waste(cost.user_level_jit_waste_all_gpus, JOB)),
-    Limit("both", "every failure takes all", lambda: cost.jit_with_periodic_waste(JOB, 1.0).per_useful_second,
-          waste(cost.periodic_waste, JOB) + 0.001),
     Limit("GEMINI, eq. 1", "all 0", lambda: cost.average_wasted_seconds(0, 0, 0), 0.0),
     Limit("GEMINI, eq. 2", "t_ckpt = 0", lambda: cost.shortest_interval_seconds(0, 7), 7.0),
     Limit("GEMINI, eq. 2", "t_ckpt = T_iter", lambda: cost.shortest_interval_seconds(7, 7), 7.0),
     Limit("money", "nothing wasted", lambda: cost.money_per_month(8, 0.0, 4.0), 0.0),
     Limit("money", "everything wasted", lambda: cost.money_per_month(1, 1.0, 4.0), 2880.0),
     Limit("money", "free", lambda: cost.money_per_month(8, 0.5, 0.0), 0.0),
-    Limit("money of failures", "f = 0", lambda: cost.failure_money_per_month(8, 0.0, 900, 4.0), 0.0),
-    Limit("money of failures", "N = 1", lambda: cost.failure_money_per_month(1, 1.0, 3600, 4.0), 120.0),
     Limit("expected time", "f = 0",
           lambda: exact.expected_seconds(exact.Schedule(10, 2.0, 1, 10, 5.0), [kind(0.0)]), 20.0),
     Limit("expected time", "one minibatch",
@@ -123,7 +112,6 @@ LIMITS = [
     Limit("best saves", "o = 0", lambda: exact.best_minibatches_per_save(2.0, 0.0, [kind(1e-3)]), 1),
     Limit("best saves", "one minibatch",
           lambda: exact.best_schedule(1, 2.0, 5.0, [kind(1e-3)])[0].segments, 1),
-    Limit("Young", "o = 0", lambda: exact.young_interval_seconds(0.0, 1e-3), 0.0),
     Limit("Daly", "o = 0", lambda: exact.daly_interval_seconds(0.0, 1e-3), 0.0),
     Limit("Lambert", "o = 0", lambda: exact.exact_interval_seconds(0.0, 1e-3), 0.0),
     *(
@@ -146,8 +134,6 @@ LIMITS = [
     Limit("any placement", "N = 1", lambda: counting.surviving_losses([(0,)], 1), [1, 0]),
     Limit("any placement", "no checkpoints", lambda: counting.surviving_losses([], 3), [1, 3, 3, 1]),
     Limit("any placement", "m = N", lambda: counting.surviving_losses([(0, 1, 2)], 3), [1, 3, 3, 0]),
-    Limit("any placement", "k = 0", lambda: counting.placement_recovery_probability([(0, 1)], 3, 0), 1),
-    Limit("any placement", "k = N", lambda: counting.placement_recovery_probability([(0, 1)], 3, 3), 0),
     Limit("any placement", "most_lost = 0", lambda: counting.surviving_losses([(0, 1)], 3, 0), [1]),
     Limit("Algorithm 1", "N = 1", lambda: mixed_placement(1, 1).holders, ((0,),)),
     Limit("Algorithm 1", "m = N", lambda: set(map(frozenset, mixed_placement(5, 5).holders)),
@@ -160,14 +146,9 @@ LIMITS = [
     Limit("traffic", "m = 1", lambda: chunks(100.0, 1), 0),
     Limit("traffic", "no bytes", lambda: chunks(0.0, 3), 0),
     Limit("traffic", "infinite bandwidth",
-          lambda: schedule_traffic(SPANS, 100.0, 2, Link(math.inf, 0.5)).used_seconds(0), 0.5),
+          lambda: schedule_traffic(SPANS, 100.0, 2, Link(math.inf, 0.5)).chunks[-1].send_end_seconds, 0.5),
     Limit("traffic", "spans of no length, all in the last",
           lambda: {c.span for c in schedule_traffic([Span(0, 0), Span(1, 0)], 100.0, 2, LINK).chunks}, {1}),
-    Limit("delay", "no bytes", lambda: expected_delay_seconds(schedule_traffic(SPANS, 0.0, 2, LINK)), 0.0),
-    Limit("delay", "no deviation", lambda: expected_delay_seconds(
-        schedule_traffic([Span(0.0, 9.0)], 10.0, 2, LINK)), 0.0),
-    Limit("delay", "spans as planned",
-          lambda: delay_seconds(schedule_traffic(SPANS, 60.0, 2, LINK), SPANS), 0.0),
     Limit("unprotected", "D = 1", lambda: redundancy.unprotected(840.0, 1).snapshot_bytes, 840.0),
     Limit("ARC", "D = 2", lambda: redundancy.arc(840.0, 2), redundancy.Costs(420.0, 420.0, 420.0, 1)),
     Limit("ARC", "copies = D - 1",
@@ -178,19 +159,11 @@ LIMITS = [
     Limit("AOR", "no optimizer, no gradients: ARC", lambda: redundancy.aor(840.0, 0.0, 0.0, 4),
           redundancy.arc(840.0, 4)),
     Limit("redundancy", "nothing to keep", lambda: redundancy.arc(0.0, 4).host_memory_bytes(), 0.0),
-    Limit("saved range", "D = 1", lambda: redundancy.saved_range(PlannedMesh(2, 1, 1), 1, 77), (0, 77)),
-    Limit("bubbles", "P = 1", lambda: redundancy.bubble_seconds(1, 3.0, 4.0), 0.0),
-    Limit("HAS", "zero bandwidth", lambda: redundancy.snapshot_split(100.0, 0.0, 4.0), (0.0, 100.0)),
-    Limit("HAS", "no bubbles", lambda: redundancy.snapshot_split(100.0, 10.0, 0.0), (0.0, 100.0)),
-    Limit("HAS", "no bytes", lambda: redundancy.snapshot_split(0.0, 10.0, 4.0), (0.0, 0.0)),
     Limit("survival", "t = 0", lambda: survival.job_survival(NODE, 8, 4, 0, 0.0), 1.0),
     Limit("survival", "N = 1", lambda: survival.job_survival(NODE, 1, 1, 0, 10.0), NODE.alive(10.0)),
     Limit("survival", "one group of all, all may be lost",
           lambda: survival.job_survival(NODE, 8, 8, 8, 1e9), 1.0),
     Limit("survival", "t without end", lambda: survival.job_survival(NODE, 8, 4, 3, 1e9), 0.0),
-    Limit("survival", "until 1", lambda: survival.seconds_until(NODE, 8, 4, 1, 1.0), 0.0),
-    Limit("survival", "until 0, all may be lost",
-          lambda: survival.seconds_until(NODE, 8, 8, 8, 0.5), math.inf),
     Limit("flush", "one GPU", lambda: exact_flush(Flush(one_gpu(2.0), (9.0,), (1.0,))).blocking_seconds, 4.0),
     Limit("flush", "nothing free",
           lambda: exact_flush(Flush(one_gpu(2.0), (9.0,), (0.0,))).blocking_seconds, 4.5),
@@ -222,7 +195,6 @@ def test_limit(limit: Limit) -> None:
 @pytest.mark.parametrize(
     ("what", "call"),
     [
-        ("failures_per_second is 0: it must be above 0", lambda: exact.young_interval_seconds(1.0, 0.0)),
         ("failures_per_second is 0: it must be above 0", lambda: exact.daly_interval_seconds(1.0, 0.0)),
         ("failures_per_second is 0: it must be above 0", lambda: exact.exact_interval_seconds(1.0, 0.0)),
         ("bytes_per_second is 0: it must be above 0", lambda: Link(0.0, 0.1)),
@@ -248,7 +220,6 @@ def times_scaled(kinds: list[exact.FailureKind]) -> list[exact.FailureKind]:
 
 KINDS = [kind(1e-3), kind(2e-3, 5.0, rolls_back=False)]
 SLOW = times_scaled(KINDS)
-TENFOLD = [Span(10 * s.start_seconds, 10 * s.length_seconds, 10 * s.deviation_seconds) for s in SPANS]
 SIZES, ROOM = (9e8, 1e8, 5e8, 0.0, 2e8, 3e8, 4e8, 1e8), (3e8,) * 8
 
 
@@ -280,8 +251,7 @@ SCALINGS = [
             lambda: exact.best_schedule(50, 20.0, 40.0, SLOW)[1]),
     *(
         Scaling(name, "time", 10, partial(way, 3.0, 1e-3), partial(way, 30.0, 1e-4))
-        for name, way in (("Young", exact.young_interval_seconds), ("Daly", exact.daly_interval_seconds),
-                          ("Lambert", exact.exact_interval_seconds))
+        for name, way in (("Daly", exact.daly_interval_seconds), ("Lambert", exact.exact_interval_seconds))
     ),
     Scaling("GEMINI, eq. 1", "time", 10, lambda: cost.average_wasted_seconds(3, 4, 5),
             lambda: cost.average_wasted_seconds(30, 40, 50)),
@@ -289,16 +259,6 @@ SCALINGS = [
             lambda: cost.shortest_interval_seconds(90, 40)),
     Scaling("money", "currency", 10, lambda: cost.money_per_month(8, 0.1, 4.0),
             lambda: cost.money_per_month(8, 0.1, 40.0)),
-    Scaling("money of failures", "time", 1, lambda: cost.failure_money_per_month(8, 0.1, 900, 4.0),
-            lambda: cost.failure_money_per_month(8, 0.01, 9000, 4.0)),
-    Scaling("traffic delay", "time", 10,
-            lambda: expected_delay_seconds(schedule_traffic(SPANS, 700, 2, LINK, 1.0)),
-            lambda: expected_delay_seconds(
-                schedule_traffic(TENFOLD, 700, 2, Link(10.0, 1.0, 5.0, 80, 4), 1.0))),
-    Scaling("traffic delay", "bytes", 1,
-            lambda: expected_delay_seconds(schedule_traffic(SPANS, 700, 2, LINK, 1.0)),
-            lambda: expected_delay_seconds(
-                schedule_traffic(SPANS, 7000, 2, Link(1000.0, 0.1, 500.0, 800, 4), 1.0))),
     *(
         Scaling(way.__name__, "bytes", 10, partial(host_memory, way, 84.0),
                 partial(host_memory, way, 840.0))
@@ -306,14 +266,8 @@ SCALINGS = [
     ),
     Scaling("AOR", "bytes", 10, lambda: redundancy.aor(20, 120, 20, 8).host_memory_bytes(),
             lambda: redundancy.aor(200, 1200, 200, 8).host_memory_bytes()),
-    Scaling("bubbles", "time", 10, lambda: redundancy.bubble_seconds(4, 1, 2),
-            lambda: redundancy.bubble_seconds(4, 10, 20)),
-    Scaling("HAS", "time", 1, lambda: redundancy.snapshot_split(100, 10, 4)[0],
-            lambda: redundancy.snapshot_split(100, 1, 40)[0]),
     Scaling("survival", "time", 1, lambda: survival.job_survival(NODE, 8, 4, 1, 20.0),
             lambda: survival.job_survival(survival.Weibull(1000.0, 1.3), 8, 4, 1, 200.0)),
-    Scaling("survival, until", "time", 10, lambda: survival.seconds_until(NODE, 8, 4, 1, 0.5),
-            lambda: survival.seconds_until(survival.Weibull(1000.0, 1.3), 8, 4, 1, 0.5)),
     Scaling("flush", "bytes", 10, blocking, lambda: blocking(sizes=10)),
     Scaling("flush", "bytes and bandwidth", 1, blocking,
             lambda: blocking(sizes=10, nvlink=240e9, host=120e9)),

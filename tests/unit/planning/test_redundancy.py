@@ -60,20 +60,6 @@ def test_the_order_of_the_mesh_decides_what_a_machine_takes(
         assert loses_a_shard(mesh, range(first, first + gpus_per_machine)) == losing
 
 
-@given(st.integers(1, 3), st.integers(1, 5), st.integers(1, 3), st.integers(1, 3), st.integers(0, 1000))
-def test_saved_ranges_are_every_shard_once(
-    pipeline: int, replicas: int, tensor: int, shard_group: int, size: int
-) -> None:
-    mesh = PlannedMesh(pipeline, replicas * shard_group, tensor, shard_group)
-    ranges: dict[int, list[tuple[int, int]]] = {}
-    for rank in range(mesh.gpus):
-        ranges.setdefault(mesh.shard(rank), []).append(redundancy.saved_range(mesh, rank, size))
-    for of_shard in ranges.values():
-        saved = [byte for start, end in sorted(of_shard) for byte in range(start, end)]
-        assert saved == list(range(size))
-        assert max(end - start for start, end in of_shard) <= -(-size // replicas)
-
-
 def test_costs_of_the_paper() -> None:
     """REFT, section 4.2, of a stage of 840 bytes and 7 members."""
     stage, members = 840.0, 7
@@ -143,14 +129,6 @@ def test_copy_and_plain_parity_together_lose_a_cell_with_two_neighbours() -> Non
     naive = CellLayout(members, plain.cells_per_shard, kept, plain.parity)
     assert not survives(naive, [0, 1])
     assert survives(layout(members, 1, True), [0, 1])
-
-
-def test_snapshot_split() -> None:
-    assert redundancy.snapshot_split(100.0, 10.0, 4.0) == (40.0, 60.0)
-    assert redundancy.snapshot_split(100.0, 10.0, 40.0) == (100.0, 0.0)
-    assert redundancy.snapshot_split(100.0, 0.0, 4.0) == (0.0, 100.0)  # zero bandwidth
-    assert redundancy.bubble_seconds(1, 1.0, 2.0) == 0
-    assert redundancy.bubble_seconds(5, 1.0, 2.0) == 12.0
 
 
 def test_nonsense_is_refused() -> None:

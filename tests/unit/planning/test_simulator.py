@@ -4,6 +4,7 @@ import random
 import statistics
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import pytest
 from descriptions import describe, failure, large, triggers
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from survival_times import seconds_until
 
 from jitckpt.decisions.check import InvalidInput
 from jitckpt.planning import cost, exact
@@ -35,7 +37,7 @@ from jitckpt.planning.simulator import (
     Result,
     simulate,
 )
-from jitckpt.planning.survival import Weibull, job_survival, seconds_until
+from jitckpt.planning.survival import Weibull, job_survival
 
 DAY = 86400.0
 
@@ -129,12 +131,17 @@ def test_agrees_with_equation_1_where_failures_are_rare() -> None:
     assert_agrees(wastes, expected)
 
 
+def waste_while_all_gpus_wait(job: cost.JobCosts) -> cost.Waste:
+    """Eq. 7 with the save charged to every GPU that waits for it: N f o in place of f o."""
+    return replace(cost.user_level_jit_waste(job), saving=job.failures_per_second * job.save_seconds)
+
+
 def test_agrees_with_equation_7_where_failures_are_rare() -> None:
     """With the save charged to all GPUs; as printed, to one of them, it is below what is played."""
     description = describe(failure("crash", "gpu", 0.03, "process"), minibatch_time='"60 s"')
     job = first_order_job(description, "user-jit")
     wastes = [play(description, "user-jit", 1000, seed).wasted_share for seed in range(20)]
-    assert_agrees(wastes, cost.user_level_jit_waste_all_gpus(job).share)
+    assert_agrees(wastes, waste_while_all_gpus_wait(job).share)
     assert statistics.fmean(wastes) > 1.05 * cost.user_level_jit_waste(job).share
 
 
@@ -147,7 +154,7 @@ def test_agrees_with_both_together_where_failures_are_rare() -> None:
     rare = cost.JobCosts(8, 0.0025, periodic.save_seconds, periodic.restore_seconds)
     every = 6 * 3600
     expected = (
-        cost.user_level_jit_waste_all_gpus(common).per_useful_second
+        waste_while_all_gpus_wait(common).per_useful_second
         + cost.periodic_waste(rare, 1 / every).per_useful_second
     )
     wastes = [play(description, "user-jit+periodic=6h", 1000, seed).wasted_share for seed in range(20)]

@@ -220,6 +220,20 @@ TEST(Log, GivesUpWhereThereIsNoRoomAndNoReader) {
   EXPECT_EQ(writer.reserve(writer.longest_content() + 1).header, nullptr);
 }
 
+TEST(Log, NobodyGetsRoomWhileItIsStopped) {
+  SharedLog shared;
+  std::atomic<bool> waits{false};
+  LogWriter writer(shared.log, [&waits] { return waits = true; });
+  append(writer, 1, {});
+  writer.stop();
+  std::thread thread([&writer] { append(writer, 2, {}); });
+  while (!waits) std::this_thread::yield();
+  EXPECT_EQ(writer.newest(), 1u);
+  writer.go_on();
+  thread.join();
+  EXPECT_EQ(writer.newest(), 2u);
+}
+
 TEST(Log, NeedsNoMoreMemoryThanWhatIsUnread) {
   SharedLog shared({4096, 1000});
   LogWriter writer(shared.log, never);

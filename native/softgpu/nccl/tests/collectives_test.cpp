@@ -220,6 +220,34 @@ TEST(Collective, BcastIsABroadcastInPlace) {
   });
 }
 
+// 16 numbers fill a cache line, and so the part of each rank.
+TEST(Collective, AnAllReduceMayAddInTheOrderOfARing) {
+  run_ranks(3, [](Rank& rank) {
+    ASSERT_EQ(setenv("SOFTGPU_REDUCTION", "ring", 1), 0);
+    const ncclComm_t comm = rank.communicator();
+    const Stream stream;
+    const float own[] = {1e8f, -1e8f, 1.0f};
+    const Buffer buffer(bytes_of(std::vector<float>(48, own[rank.rank])));
+    ASSERT_EQ(ncclAllReduce(buffer.at(), buffer.at(), 48, ncclFloat32, ncclSum, comm, stream), ncclSuccess);
+    stream.synchronize();
+    std::vector<float> sums(48, 0.0f);  // -1e8 + 1, or 1 + 1e8, is rounded first
+    std::fill(sums.begin() + 32, sums.end(), 1.0f);
+    EXPECT_EQ(values_in<float>(buffer), sums);
+    EXPECT_EQ(ncclCommDestroy(comm), ncclSuccess);
+  });
+}
+
+TEST(Collective, AnUnknownOrderOfReductionIsRefused) {
+  run_ranks(1, [](Rank& rank) {
+    ASSERT_EQ(setenv("SOFTGPU_REDUCTION", "tree", 1), 0);
+    ncclUniqueId id;
+    ASSERT_EQ(ncclGetUniqueId(&id), ncclSuccess);
+    ncclComm_t comm = nullptr;
+    EXPECT_EQ(ncclCommInitRank(&comm, rank.ranks, id, rank.rank), ncclInvalidArgument);
+    EXPECT_STREQ(ncclGetLastError(nullptr), "SOFTGPU_REDUCTION is 'tree'; set it to ranks or ring");
+  });
+}
+
 // Each rank's inputs times its own scalar, rounded before they are added.
 TEST(Collective, PreMultipliedSums) {
   run_ranks(3, [](Rank& rank) {

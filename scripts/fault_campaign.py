@@ -13,14 +13,17 @@ import tempfile
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, replace
 from functools import cached_property
+from importlib.util import find_spec
 from itertools import takewhile
 from pathlib import Path
 
+from campaign import trials_at_etcd, trials_in_memory, trials_of_moves, trials_on_hosts
+from campaign.runs_on_hosts import HOSTS, run_on_hosts
 from campaign_hostile import command as campaign_hostile
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -32,15 +35,8 @@ from jitckpt.decisions.check import InvalidInput
 from jitckpt.doctor import moved_process
 from jitckpt.events import FILE_NAME
 from jitckpt.faults.injection import FATAL_KINDS, LASTING_KINDS, TRANSPARENT_KINDS
-from jitckpt.rehearsal import (
-    trials_at_etcd,
-    trials_in_memory,
-    trials_in_place,
-    trials_of_moves,
-    trials_on_hosts,
-)
+from jitckpt.rehearsal import trials_in_place
 from jitckpt.rehearsal.runs import CHECKPOINTS, OUTPUT, Run, kill_running, run_job
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, run_on_hosts
 from jitckpt.rehearsal.trials import (
     FROM_OUTSIDE,
     STOPPING_KINDS,
@@ -74,8 +70,20 @@ PLAIN = (
 )
 MOVED = tuple(
     ROOT / "scripts" / "campaign_trainings" / f"{name}.py"
-    for name in ("loaders", "convnet", "fsdp2", "tensor", "pipeline", "gpt")
+    for name in ("loaders", "convnet", "fsdp2", "tensor", "pipeline", "gpt", "trainer", "nanogpt")
 )
+# What trainings need that are others' programs, and how it comes here.
+NEEDED: dict[str, tuple[Callable[[], bool], str]] = {
+    "trainer": (
+        lambda: all(map(find_spec, ("transformers", "accelerate"))),
+        "transformers and accelerate are not installed (scripts/test --frameworks makes an environment with "
+        "them: build/frameworks)",
+    ),
+    "nanogpt": (
+        lambda: Path(os.environ.get("NANOGPT", "/nowhere"), "train.py").exists(),
+        "NANOGPT names no checkout of https://github.com/karpathy/nanoGPT",
+    ),
+}
 USER_KINDS = (FROM_OUTSIDE, "kill", "exit", "exception", "stop")
 START = Path(__file__).parent / "campaign_start"  # what every Python process of a trial does first
 SILENT_TIMEOUT = 15.0  # seconds until a stopped rank is missed
@@ -200,7 +208,12 @@ def add_modes(parser: argparse.ArgumentParser) -> None:
 
 def examples_of(mode: str) -> tuple[Path, ...]:
     """Return the trainings that are run where none is named."""
-    return {"memory": KEPT_IN_MEMORY, "transparent": PLAIN, "moves": MOVED}.get(mode, EXAMPLES)
+    usual = {"memory": KEPT_IN_MEMORY, "transparent": PLAIN, "moves": MOVED}.get(mode, EXAMPLES)
+    missing = {name: why for name, (is_there, why) in NEEDED.items() if not is_there()}
+    for path in usual:
+        if path.stem in missing:
+            print(f"{path.stem} is left out: {missing[path.stem]}.", file=sys.stderr)
+    return tuple(path for path in usual if path.stem not in missing)
 
 
 def kinds_of(args: argparse.Namespace) -> tuple[tuple[str, ...], tuple[str, ...]]:
@@ -452,7 +465,7 @@ class CampaignOfMoves(CampaignInPlace):
     def attempt(self, trial: Trial, folder: Path, undisturbed: Run) -> TrialVerdict | None:
         example, _ = self.place(trial.number)
         options = ["--mode", "transparent", "--warm-spares", "0", "--max-restarts", "0"]
-        options += ["--broken-device", "move", "--move-wait", str(MOVE_WAIT)]
+        options += ["--broken-device", "move", "--move-wait", str(MOVE_WAIT), *trials_of_moves.options(trial)]
         run = run_on_hosts(
             self.command(example, options),
             folder,
@@ -462,7 +475,7 @@ class CampaignOfMoves(CampaignInPlace):
             faults=trial.faults,
             time_limit=TIME_LIMIT_ON_HOSTS,
         )
-        if run.status == 0 and trials_in_place.came_too_late(trial, run):
+        if trials_of_moves.came_too_late(trial, run):
             return None
         printed = final_as_printed(said_in(folder))
         return trials_of_moves.judge(trial, replace(run, final=printed), undisturbed)

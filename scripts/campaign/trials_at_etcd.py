@@ -7,12 +7,9 @@ goes on without a host that is cut off and comes back.
 import random
 from collections.abc import Callable, Sequence
 
-from jitckpt.bindings.clock import HOUR
-from jitckpt.faults.injection import phases_of
-from jitckpt.rehearsal import trials_on_hosts
-from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
-from jitckpt.rehearsal.strikes_at_etcd import (
+from campaign import trials_on_hosts
+from campaign.runs_on_hosts import HOSTS, HostStrike
+from campaign.strikes_at_etcd import (
     BOTH,
     IN,
     OUT,
@@ -25,6 +22,9 @@ from jitckpt.rehearsal.strikes_at_etcd import (
     MembersStop,
     Stops,
 )
+from jitckpt.bindings.clock import HOUR
+from jitckpt.faults.injection import phases_of
+from jitckpt.rehearsal.runs import Run
 from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
 
 HOST = "host"

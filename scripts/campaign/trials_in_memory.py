@@ -15,12 +15,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from campaign.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
+from campaign.trials_on_hosts import LOST_STATE
 from jitckpt.decisions import memory_wanted
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run
-from jitckpt.rehearsal.runs_on_hosts import STRIKE_SECONDS, HostStrike, JobOnHosts
 from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
-from jitckpt.rehearsal.trials_on_hosts import LOST_STATE
 from jitckpt.tiers import host_memory
 
 RANK, HOST, STORE_HOST, KEEPER = "kill", "host", "store-host", "keeper"

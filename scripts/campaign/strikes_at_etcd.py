@@ -10,11 +10,11 @@ import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from campaign.etcd_members import FROM_MEMBER, TO_MEMBER, EtcdMembers
+from campaign.runs_on_hosts import CLOCK_LIBRARY, HostStrike, JobOnHosts
 from jitckpt.bindings import clock
 from jitckpt.errors import HostsError
-from jitckpt.rehearsal.etcd_members import FROM_MEMBER, TO_MEMBER, EtcdMembers
 from jitckpt.rehearsal.namespaces import EVERYTHING
-from jitckpt.rehearsal.runs_on_hosts import CLOCK_LIBRARY, HostStrike, JobOnHosts
 
 IN, OUT, BOTH = "in", "out", "both"  # what is cut: what comes to a host, what goes from it
 

@@ -4,9 +4,9 @@ import random
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+from campaign.runs_on_hosts import HOSTS, HostStrike
 from jitckpt.faults.injection import phases_of
 from jitckpt.rehearsal.runs import Run, Strike
-from jitckpt.rehearsal.runs_on_hosts import HOSTS, HostStrike
 from jitckpt.rehearsal.trials import Trial, TrialVerdict, differences, verdict
 
 # A host that has not the rendezvous' store, and the one that has it, at any time; a rank, in a chosen phase.

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from secrets import token_hex
 
+from campaign import halves
+from campaign.etcd_members import EtcdMembers
 from jitckpt.bindings.clock import LIBRARY, preloaded
 from jitckpt.device import LIBRARY_DIR
 from jitckpt.events import Event, read_events
-from jitckpt.rehearsal import halves, runs
-from jitckpt.rehearsal.etcd_members import EtcdMembers
+from jitckpt.rehearsal import runs
 from jitckpt.rehearsal.namespaces import APART, Namespaces, namespaces
 from jitckpt.rehearsal.runs import (
     CHECKPOINTS,
@@ -50,6 +51,11 @@ NEVER_CAME_SECONDS = 120.0  # that a host waits for others which have ended
 @dataclass(frozen=True)
 class HostStrike(Strike):
     """All processes of a host are killed at once, and the same command is started there. rank: the host."""
+
+    @property
+    def is_a_failure(self) -> bool:
+        """Whether all ranks of the host end, so that the job has to restart."""
+        return type(self) is HostStrike
 
     def befall(self, job: "JobOnHosts") -> None:
         """Let it happen."""
