@@ -87,6 +87,8 @@ constexpr uint8_t bit_in(const InKinds<Kinds...>*) {
 template <class Look>
 constexpr uint8_t kBitOf = bit_in<Look>(static_cast<const Looks*>(nullptr));
 
+constexpr uintptr_t kLowestAddress = 1U << 16U;  // Linux's vm.mmap_min_addr
+
 const char* data_of(const dlpack::Tensor& tensor) {
   return static_cast<const char*>(tensor.data) + tensor.byte_offset;
 }
@@ -439,6 +441,12 @@ PyObject* numbers(PyObject*, PyObject* tensors) {
     if (!places.of(tensor, now)) return false;
     if (now.dimensions != 0 || now.device.type != dlpack::kCpu) {
       PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
+      return false;
+    }
+    // A script may free a tensor's storage: what lies in it is then so many bytes from address 0, in pages that
+    // no process may have.
+    if (reinterpret_cast<uintptr_t>(data_of(now)) < kLowestAddress) {
+      PyErr_Format(PyExc_ValueError, "numbers() takes tensors that have memory");
       return false;
     }
     bytes.append(data_of(now), element_bytes(now));

@@ -60,6 +60,11 @@ uint64_t address_of(const c10::TensorImpl& tensor) {
   return begin + tensor.itemsize() * static_cast<uint64_t>(tensor.storage_offset());
 }
 
+// A script may free a tensor's storage.
+bool has_memory(const c10::TensorImpl& tensor) {
+  return tensor.unsafe_storage().unsafeGetStorageImpl()->data() != nullptr;
+}
+
 void prefetch(const void* memory) { __builtin_prefetch(memory); }
 
 // After a step all of it is cold in the caches, and what comes first says where the next lies: so it is asked
@@ -294,7 +299,7 @@ PyObject* numbers(PyObject*, PyObject* args) {
   if (PyArg_ParseTuple(args, "O!O:numbers", &PyTuple_Type, &tensors, &numbers_of) == 0) return nullptr;
   return bytes_of(tensors, [&](PyObject* object, std::string& bytes) {
     const c10::TensorImpl* const tensor = plain(object);
-    if (tensor != nullptr && tensor->dim() == 0 && tensor->device().is_cpu()) {
+    if (tensor != nullptr && tensor->dim() == 0 && tensor->device().is_cpu() && has_memory(*tensor)) {
       bytes.append(reinterpret_cast<const char*>(address_of(*tensor)), tensor->itemsize());
       return true;
     }

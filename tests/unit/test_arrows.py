@@ -140,6 +140,7 @@ PRIVATE_ATTRIBUTES = {
     "torch._C": "_cuda_getDeviceCount _cuda_isInBadFork",
     "torch.Generator": "_cdata",
     "torch.amp.GradScaler": "_growth_tracker _init_growth_tracker _init_scale _per_optimizer_states _scale",
+    "torch.optim.lr_scheduler.LRScheduler": "_step_count",
     "torch.nn.Module": "_forward_hooks _forward_pre_hooks _non_persistent_buffers_set",
     "torch.nn.parallel.DistributedDataParallel": "_build_debug_param_to_name_mapping "
     "_build_params_for_reducer _comm_hooks _ddp_init_helper _get_ddp_logging_data",

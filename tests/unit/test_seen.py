@@ -35,6 +35,7 @@ from jitckpt._seen import (
     write_sealed,
 )
 from jitckpt.ring.format import BLOB_HEADER, seal
+from jitckpt.state import tensors_seen
 
 
 class Thing:
@@ -501,6 +502,16 @@ def test_what_is_no_number_on_the_host_is_refused() -> None:
             numbers([torch.tensor(1.0), wrong])
     with pytest.raises(TypeError, match="list of tensors"):
         numbers(torch.zeros(2))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_number_whose_storage_was_freed_is_refused(place: int) -> None:
+    freed = torch.arange(4.0)[place]
+    freed.untyped_storage().resize_(0)
+    with pytest.raises(ValueError, match="have memory"):
+        numbers([freed])
+    with pytest.raises(ValueError, match="have memory"):
+        tensors_seen.numbers((freed,))
 
 
 NUMBER = st.integers(0, 2**64 - 1)
