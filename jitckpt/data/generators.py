@@ -1,6 +1,7 @@
 """The random number generators that a loader draws from: the process's own ones, and those of its sampler."""
 
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 import numpy
@@ -67,6 +68,21 @@ class Generators:
         for keeper, own in zip(self._keepers, saved, strict=True):
             _restore_own(keeper, own)
 
+    @contextmanager
+    def made_again(self, begun: bytes) -> Iterator[None]:
+        """A pass that had ended before the failure is made again, from what `capture` returned, packed.
+
+        What no pass changes is behind it as it was before: the script may have set it since that pass.
+        """
+        before = [dict(_attributes(keeper)) for keeper in self._keepers]
+        yield
+        saved = packed.unpack(begun)["own"] if begun else [{}] * len(before)
+        for keeper, own, values in zip(self._keepers, saved, before, strict=True):
+            began = {name: one for name, one in own.items() if type(one) in PLAIN} | own.get(_CHANGED, {})
+            for name in began.keys() & values.keys():
+                if _mark(began[name]) == _mark(getattr(keeper, name, None)):
+                    setattr(keeper, name, values[name])
+
 
 def all_packed() -> bytes:
     """Return the states of the process's generators, and of the device's where there is one."""
@@ -120,7 +136,7 @@ def _own_state(keeper: Any, built: dict[str, object]) -> dict[str, Any]:
     if not isinstance(keeper, DataLoader) and hasattr(keeper, "load_state_dict"):
         return {"state_dict": keeper.state_dict()}
     state: dict[str, Any] = {}
-    for name, value in getattr(keeper, "__dict__", {}).items():
+    for name, value in _attributes(keeper).items():
         if isinstance(value, GENERATORS):
             state[name] = state_of(value)
         elif isinstance(value, PLAIN) and not isinstance(keeper, DataLoader) and type(keeper) not in TORCHS:
@@ -133,14 +149,27 @@ def _marks(keeper: Any) -> Iterator[tuple[str, object]]:
     """Yield what tells whether a sampler's tensors, arrays and containers are as they were."""
     if isinstance(keeper, DataLoader) or type(keeper) in TORCHS or hasattr(keeper, "load_state_dict"):
         return
-    for name, value in getattr(keeper, "__dict__", {}).items():
-        if type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided:
-            numbers = value.detach().contiguous().view(-1).view(torch.uint8)
-            yield name, xxhash.xxh3_64_digest(numbers.numpy().data)
-        elif isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
-            yield name, xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).data)
-        elif isinstance(value, list | tuple | dict | set) and _is_plain(value):
-            yield name, xxhash.xxh3_64_digest(repr(value).encode())
+    for name, value in _attributes(keeper).items():
+        if type(value) not in PLAIN and (mark := _mark(value)) is not None:
+            yield name, mark
+
+
+def _mark(value: Any) -> object:
+    """Return what is another once a value is; None of what is neither plain, nor a tensor or an array."""
+    if type(value) in PLAIN:
+        return value
+    if type(value) is torch.Tensor and value.is_cpu and value.layout == torch.strided:
+        numbers = value.detach().contiguous().view(-1).view(torch.uint8)
+        return xxhash.xxh3_64_digest(numbers.numpy().data)
+    if isinstance(value, numpy.ndarray) and not value.dtype.hasobject:
+        return xxhash.xxh3_64_digest(numpy.ascontiguousarray(value).data)
+    if isinstance(value, list | tuple | dict | set) and _is_plain(value):
+        return xxhash.xxh3_64_digest(repr(value).encode())
+    return None
+
+
+def _attributes(keeper: Any) -> Mapping[str, Any]:
+    return getattr(keeper, "__dict__", {})
 
 
 def _is_plain(value: Any) -> bool:

@@ -403,9 +403,8 @@ class Loop:
             chosen_samples.say_what_is_lost(previous.chosen, self._warn)
             previous.chosen = b""  # this epoch's samples are others
             previous.is_of_before = True
-            _begin_again(
-                known, previous, self._host
-            )  # what it left: generators of its own, persistent workers
+            with known.generators.made_again(previous.begun):
+                _begin_again(known, previous, self._host)  # for what it left: generators, persistent workers
         one = known.begin() if saved is None else _begin_again(known, saved, self._host)
         if previous is not None:
             previous.forget()

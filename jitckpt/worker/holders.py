@@ -11,6 +11,7 @@ from types import FunctionType, MethodType, ModuleType
 from typing import Any
 
 from torch import nn
+from torch.utils.data import DataLoader, Sampler
 
 from jitckpt.state import plain_values
 from jitckpt.system import installed
@@ -41,7 +42,7 @@ class HeldValues(dict[str, Any]):
 
 
 def held_by(value: Any) -> dict[str, Any] | None:
-    """Return what one of the script's own objects holds; None of others."""
+    """Return what one of the script's own objects holds, or which samplers a loader has; None of others."""
     value = value.__self__ if isinstance(value, MethodType) else value
     if isinstance(value, FunctionType):
         return _held_by_function(value)
@@ -52,9 +53,9 @@ def held_by(value: Any) -> dict[str, Any] | None:
         return _held_by_class(value)
     if installed.is_scripts_module(value):
         return vars(value)
-    if isinstance(value, nn.Module):
-        return HeldValues({**vars(value), **value._modules}, partial(setattr, value), partial(delattr, value))
-    return _held_by_object(value) if plain_values.is_own(value) else None
+    if isinstance(value, DataLoader):
+        return {"batch_sampler": value.batch_sampler, "sampler": value.sampler}
+    return _held_by_object(value)
 
 
 def reach(scope: Mapping[str, Any], path: str) -> Any:
@@ -119,6 +120,11 @@ def _filled(cells: Iterable[tuple[str, Any]]) -> Iterable[tuple[str, Any]]:
 
 
 def _held_by_object(value: Any) -> dict[str, Any] | None:
+    if isinstance(value, nn.Module):
+        return HeldValues({**vars(value), **value._modules}, partial(setattr, value), partial(delattr, value))
+    is_own_sampler = isinstance(value, Sampler) and installed.is_scripts_class(type(value))
+    if not (is_own_sampler or plain_values.is_own(value)):
+        return None
     try:
         attributes: dict[str, Any] | None = getattr(value, "__dict__", None)
         slots = dict(plain_values.slots_of(value))

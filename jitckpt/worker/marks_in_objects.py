@@ -126,13 +126,13 @@ def in_loaders(
             if name not in kept_there
         }
         if id(one) in own_samplers or isinstance(one, Sampler):
-            found |= _used_of(one, code)
+            found |= _used_of(one, code, kept)
         for name, mark in found.items():
             marks.setdefault(name, []).append(mark)
     return {**marks}
 
 
-def _used_of(sampler: Any, code: CodeType) -> dict[str, object]:
+def _used_of(sampler: Any, code: CodeType, kept: set[object]) -> dict[str, object]:
     """Return marks of what a sampler has in containers that a loop's code names, or a method that it calls.
 
     The loop may change them while the sampler draws.
@@ -144,7 +144,7 @@ def _used_of(sampler: Any, code: CodeType) -> dict[str, object]:
     return {
         f"{kind}.{name}": mark
         for name in used & found.keys()
-        if type(found[name]) in CONTAINERS
+        if type(found[name]) in CONTAINERS and (id(sampler), name) not in kept
         for mark in marks_inside(name, found[name], set()).values()
     }
 

@@ -21,7 +21,7 @@ from jitckpt.data.kept_generator import GENERATORS
 from jitckpt.system import installed
 from jitckpt.system.bytecode import place_in
 from jitckpt.system.installed import is_scripts_class
-from jitckpt.worker import advice, process_settings
+from jitckpt.worker import advice, process_settings, sampler_values
 from jitckpt.worker.carried_names import (
     carried_around,
     counted_beside,
@@ -355,6 +355,7 @@ class ScriptVariables:
         marks |= in_modules(models, kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
+        kept = kept if tells_nothing else kept | self._follow_samplers(frame, scope, kept)
         if self._of_epochs:
             marks |= shared_in(loaders) | process_settings.marks(frame.f_code)
         else:
@@ -381,6 +382,17 @@ class ScriptVariables:
             keeper.note({name: place for name, place in places.items() if place and name not in own})
             keeper.follow(frame, [*own, *places, *numbers, *self._numbers_in(scope, read, known)])
         return marks | own
+
+    def _follow_samplers(
+        self, frame: FrameType, scope: Mapping[str, object], kept: set[object]
+    ) -> set[tuple[int, str]]:
+        """Keep what is set in the script's own samplers; return which attributes are kept, by owners' ids."""
+        if (keeper := self._keeper()) is None:
+            return set()
+        found = sampler_values.set_in(frame, scope, kept)
+        keeper.note({one.name: (one.place, one.key) for one in found})
+        keeper.follow(frame, [one.name for one in found])
+        return {(one.owner, one.key) for one in found if keeper.keeps(frame, one.name)}
 
     def _marks_of_reached(
         self,

@@ -39,7 +39,7 @@ def environment(tmp_path: Path) -> Path:
 
 def run(*command: str | Path, **variables: str) -> str:
     result = subprocess.run(
-        command, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=290
+        command, env=os.environ | variables, capture_output=True, text=True, check=False, timeout=560
     )
     assert result.returncode == 0, result.stdout + result.stderr
     return result.stdout

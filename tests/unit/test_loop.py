@@ -168,6 +168,31 @@ class Curriculum(Sampler[int]):
         return (one for one in self.order if not self.left_out[one])
 
 
+class Levelled(Sampler[int]):
+    """Draws by what the script sets, and by what it has drawn before."""
+
+    def __init__(self) -> None:
+        self.level, self.weights, self.passes = 0, torch.ones(6), 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.passes += 1
+        order = [(one * 5 + self.level + self.passes) % 6 for one in range(6)]
+        return iter(sorted(order, key=lambda one: float(self.weights[one])))
+
+
+def set_before_another_pass(training: "Training", loaders: Any, plain: bool) -> None:
+    """A sampler is set as an epoch begins, and its pass comes later in it."""
+    loop = training.loop
+    sampler = loaders[1].sampler
+    for epoch in range(3) if plain else loop.epochs(3):
+        sampler.level = epoch * 2
+        sampler.weights = torch.arange(6.0).roll(epoch)
+        for loader in loaders:
+            for batch in loader if plain else loop.batches(loader):
+                training.told.append((epoch, listed(batch)))
+                training.optimize()
+
+
 def reseed(worker: int) -> None:
     numpy.random.seed(worker + torch.initial_seed() % 1000)
 
@@ -934,6 +959,14 @@ def test_what_a_script_changes_of_a_sampler_comes_back() -> None:
         return DataLoader(Squares(), batch_size=2, sampler=Curriculum())
 
     check_all(by_difficulty, curriculum)
+
+    def levelled() -> Any:
+        return LOADERS["shuffled"](), DataLoader(Squares(6), batch_size=2, sampler=Levelled())
+
+    assert (
+        run(set_before_another_pass, levelled).told == run(set_before_another_pass, levelled, plain=True).told
+    )
+    check_all(set_before_another_pass, levelled)
 
 
 @pytest.mark.parametrize("script", [accumulating, validating])
