@@ -19,6 +19,7 @@ from jitckpt.system.bytecode import instructions
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker.frames import place_of
 from jitckpt.worker.value_marks import ARRAYS, CONTAINERS, attributes_of, is_own
+from jitckpt.worker.variable_keeper import VariableKeeper
 
 DRAWS = ("__iter__", "__next__", "__len__")
 CHANGE = {"STORE_SUBSCR", "DELETE_SUBSCR"}
@@ -37,6 +38,18 @@ class SetValue(NamedTuple):
     place: str
     key: str
     owner: int
+
+
+def follow(
+    keeper: VariableKeeper | None, frame: FrameType, scope: Mapping[str, object], kept: set[object]
+) -> set[tuple[int, str]]:
+    """Keep it; return which attributes are kept, by owners' ids. The arguments: as in `set_in`."""
+    if keeper is None:
+        return set()
+    found = set_in(frame, scope, kept)
+    keeper.note({one.name: (one.place, one.key) for one in found})
+    keeper.follow(frame, [one.name for one in found])
+    return {(one.owner, one.key) for one in found if keeper.keeps(frame, one.name)}
 
 
 def set_in(frame: FrameType, scope: Mapping[str, object], kept: set[object]) -> list[SetValue]:

@@ -355,7 +355,7 @@ class ScriptVariables:
         marks |= in_modules(models, kept)
         # Between two passes they may change: as a sampler is when one begins, it is kept.
         loaders = [one for one in used if isinstance(one, DataLoader)]
-        kept = kept if tells_nothing else kept | self._follow_samplers(frame, scope, kept)
+        kept |= sampler_values.follow(None if tells_nothing else self._keeper(), frame, scope, kept)
         if self._of_epochs:
             marks |= shared_in(loaders) | process_settings.marks(frame.f_code)
         else:
@@ -382,17 +382,6 @@ class ScriptVariables:
             keeper.note({name: place for name, place in places.items() if place and name not in own})
             keeper.follow(frame, [*own, *places, *numbers, *self._numbers_in(scope, read, known)])
         return marks | own
-
-    def _follow_samplers(
-        self, frame: FrameType, scope: Mapping[str, object], kept: set[object]
-    ) -> set[tuple[int, str]]:
-        """Keep what is set in the script's own samplers; return which attributes are kept, by owners' ids."""
-        if (keeper := self._keeper()) is None:
-            return set()
-        found = sampler_values.set_in(frame, scope, kept)
-        keeper.note({one.name: (one.place, one.key) for one in found})
-        keeper.follow(frame, [one.name for one in found])
-        return {(one.owner, one.key) for one in found if keeper.keeps(frame, one.name)}
 
     def _marks_of_reached(
         self,
