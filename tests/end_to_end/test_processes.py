@@ -35,7 +35,7 @@ def guardians(agent: int) -> list[int]:
 
 def start(launcher: Launcher, text: str, *options: str) -> int:
     """Start a job of two ranks that have started processes of their own, and hang; return the launcher's."""
-    script = launcher.script(WANDERERS + text + "\n    fake_worker.hang()")
+    script = launcher.script(WANDERERS + text + "\nfake_worker.hang()")
     process = launcher.start(*COLD, *options, "--nproc-per-node", "2", script)
     launcher.wait_until(lambda: len(list(launcher.directory.glob("there-*"))) == 2)
     return process.pid

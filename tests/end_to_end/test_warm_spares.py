@@ -74,7 +74,7 @@ def test_a_spare_finds_what_a_new_process_would(launcher: Launcher) -> None:
 
 
 def test_a_spare_runs_a_module_and_ends_with_its_status(launcher: Launcher) -> None:
-    launcher.script(FAILS_ONCE + "\n    else:\n        sys.exit(7)", "trainer.py")
+    launcher.script(FAILS_ONCE + "else:\n    sys.exit(7)", "trainer.py")
     launcher.script(
         """
         import runpy
