@@ -1,15 +1,6 @@
 """A process that has a given number, which somebody else will want."""
 
+from programs_of_tests import text_of
+
 # Has a process of a number that is free, until its input ends (clone3 with set_tid).
-TAKE = """
-import ctypes, os, signal, struct, sys
-number = (ctypes.c_int * 1)(int(sys.argv[1]))
-words = struct.pack("11Q", 0, 0, 0, 0, signal.SIGCHLD, 0, 0, 0, ctypes.addressof(number), 1, 0)
-child = ctypes.CDLL(None).syscall(435, words, ctypes.c_size_t(len(words)))
-if child == 0:
-    signal.pause()
-print(child, flush=True)
-sys.stdin.read()
-os.kill(child, signal.SIGKILL)
-os.waitpid(child, 0)
-"""
+TAKE = text_of("taken_number_take")

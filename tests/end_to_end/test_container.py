@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 
@@ -14,45 +15,7 @@ NAMESPACES = "--user --map-user=54321 --map-group=54321 --keep-caps --mount --pi
 CONTAINER = ["unshare", *NAMESPACES.split(), str(Path(__file__).with_name("container.sh"))]
 
 # What a rank tells of the container, before it trains; it leaves an orphan behind, which dies.
-LOOK = """
-import os, pathlib, pwd, runpy, subprocess, sys, time
-subprocess.run(["sh", "-c", "sleep 0.1 &"])
-def tell(text):
-    sys.stderr.write(f"{text}\\n")  # at once, so that the ranks' lines stay whole
-def unknown():
-    try:
-        return bool(pwd.getpwuid(os.getuid())) and "known"
-    except KeyError:
-        return "unknown"
-def refused(path):
-    try:
-        path.touch()
-    except OSError as error:
-        return error.strerror
-    path.unlink()
-def count_zombies():
-    stats = []
-    for path in pathlib.Path("/proc").glob("[0-9]*/stat"):
-        try:
-            stats.append(path.read_text().rpartition(") ")[2].split())
-        except (FileNotFoundError, ProcessLookupError):
-            pass  # it has gone meanwhile
-    return sum(stat[0] == "Z" and stat[1] == "1" for stat in stats)
-first = pathlib.Path("/proc/1/cmdline").read_bytes()
-tell(f"seen {os.getuid()} {unknown()} {os.environ.get('HOME')} {b'jitckpt.cli' in first}")
-tell(f"root {refused(pathlib.Path('/x'))} | tmp {refused(pathlib.Path('/tmp/x'))}")
-caps = [line.split()[1] for line in open("/proc/self/status") if line.startswith("CapEff")]
-tell(f"capabilities {int(caps[0], 16)} {os.statvfs('/dev/shm').f_blocks * 4096}")
-sys.argv = sys.argv[1:]
-sys.path.insert(0, os.path.dirname(sys.argv[0]))
-try:
-    runpy.run_path(sys.argv[0], run_name="__main__")
-finally:
-    end = time.monotonic() + 60  # they are looked for again and again, not each at once
-    while (zombies := count_zombies()) and time.monotonic() < end:
-        time.sleep(0.1)
-    tell(f"zombies of process 1: {zombies}")
-"""
+LOOK = text_of("container_look")
 
 
 @pytest.fixture

@@ -14,6 +14,7 @@ import pytest
 import torch
 from launcher import JITCKPT_RUN, Launcher, Result, until_told
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 from test_memory_on_hosts import MEET
 
 from jitckpt.events import Event, read_events
@@ -23,16 +24,7 @@ TRAINING = str(Path(__file__).parent / "elastic_training.py")
 SAMPLES, GLOBAL_BATCH, STEPS = 96, 24, 16
 # `jitckpt`, which goes on once so many have loaded what they need: they come together at once, and none lets
 # the others wait for longer than they wait for a host that is missing.
-TOGETHER = """
-import os, sys, time
-from pathlib import Path
-import jitckpt.agent.agent, jitckpt.cli
-Path(f"loaded-{os.getpid()}").touch()
-while len([*Path().glob("loaded-*")]) < int(sys.argv[1]):
-    time.sleep(0.01)
-sys.argv = [sys.argv[0], *sys.argv[2:]]
-sys.exit(jitckpt.cli.main())
-"""
+TOGETHER = text_of("elastic_together")
 OPTIONS = ["--device", "softgpu", "--warm-spares", "0", "--warm-start", "--checkpoint-dir", "ckpt"]
 
 

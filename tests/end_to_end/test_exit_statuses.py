@@ -8,28 +8,12 @@ import pytest
 from etcd_cluster import free_ports
 from gpt import TRAINING, run_of
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
+from programs_of_tests import text_of
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING, NO_PROGRESS, SAVED
 
 # Runs the training of one rank, which dies in every start once its device has ended the same step.
-DYING = """
-import os, runpy, sys
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import results, torch
-
-queued = results.DoneSteps.queued
-
-def die(done, step):
-    queued(done, step)
-    if step == 2:
-        torch.cuda.synchronize()
-        os.kill(os.getpid(), 9)
-
-results.DoneSteps.queued = die
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+DYING = text_of("exit_statuses_dying")
 ROOT = Path(__file__).parents[2]
 
 

@@ -12,6 +12,7 @@ from criu_here import criu_of_this_machine
 from final_lines import finals
 from launcher import Launcher
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 from test_standby import job, moves, undisturbed
 
 from jitckpt.events import read_events
@@ -120,20 +121,7 @@ def test_another_rank_that_fails_meanwhile_is_recovered_from_too(
 
 
 # On the host that stands by this rank's device is lost, too, whatever server it gets.
-BROKEN_THERE = """
-import sys
-from jitckpt import cli
-from jitckpt.agent import standby
-from jitckpt.faults.injection import OF_A_BROKEN_DEVICE
-
-of_server = standby._Adopted._of_server
-
-def broken(self, rank):
-    return {**of_server(self, rank), **(OF_A_BROKEN_DEVICE if rank == 3 else {})}
-
-standby._Adopted._of_server = broken
-sys.exit(cli.main())
-"""
+BROKEN_THERE = text_of("failing_moves_broken_there")
 
 
 def test_a_call_that_fails_on_the_other_host_as_before_is_the_programs_error(

@@ -4,6 +4,7 @@ import subprocess
 
 import pytest
 from launcher import JITCKPT_RUN, Launcher
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 
@@ -25,22 +26,4 @@ def test_a_full_dev_shm_is_no_obstacle(launcher: Launcher) -> None:
     assert "recovered" in [event["event"] for event in read_events(directory)[0]]
 
 
-SCRIPT = """
-import os, shutil
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-for _ in range(6):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8).pin_memory().cuda(non_blocking=True)).square().mean().backward()
-    optimizer.step()
-torch.cuda.synchronize()
-left = shutil.disk_usage("/dev/shm").free
-print(f"rank {rank}: {f'{left} bytes free' if left else 'full'}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+SCRIPT = text_of("full_shared_memory")

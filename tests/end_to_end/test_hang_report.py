@@ -14,34 +14,13 @@ from pathlib import Path
 import pytest
 from launcher import JITCKPT_RUN, Launcher
 from nccl_ras_server import STATUS, nccl_ras_server
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 from jitckpt.system.nccl_ras import ADDRESS
 
 XID = "NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python3, GPU has fallen off the bus."
-SCRIPT = """
-import os, time
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import jitckpt
-
-def wait_for_the_data():
-    time.sleep(3600)
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-torch.distributed.init_process_group("nccl")
-model = DistributedDataParallel(nn.Linear(8, 8).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-job = jitckpt.init(model=model, optimizer=optimizer, checkpoint_dir="ckpt")
-for step in job.steps(4):
-    if step == 2 and os.environ["RANK"] == "1" and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
-        wait_for_the_data()
-    model(torch.randn(4, 8).cuda()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-torch.distributed.destroy_process_group()
-"""
+SCRIPT = text_of("hang_report")
 
 
 def with_kernel_log(text: Path) -> list[str]:

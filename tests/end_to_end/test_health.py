@@ -10,20 +10,14 @@ import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, until_told
 from namespaces import Namespaces, namespaces
+from programs_of_tests import text_of
 from test_hosts import PAUSING, Job, await_line
 
 MEET = ["--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400"]
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
 
 # Runs the training; in the first start rank 1's host falls ill before its rank dies.
-FALLS_ILL = """
-import os, pathlib, runpy, sys
-if (os.environ["RANK"], os.environ["JITCKPT_RESTART"]) == ("1", "0"):
-    pathlib.Path("ill").touch()
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+FALLS_ILL = text_of("health_falls_ill")
 FAULT = ["--fault", "rank=1 step=3 phase=backward kind=kill"]
 CHECK = ["--health-check", "test ! -e ill || { echo the GPU smells; exit 7; }"]
 

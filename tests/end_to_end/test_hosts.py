@@ -16,6 +16,7 @@ import pytest
 from gpt import TRAINING, digests, run_of
 from launcher import JITCKPT, Launcher, until_told
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 from jitckpt.ring import format as ring_format
@@ -31,125 +32,28 @@ OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0",
 
 # Runs the training; rank 0 pauses after a step of the first and of the second start, which its device has
 # ended then.
-PAUSING = """
-import os, runpy, sys, time
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import results, torch
-
-PAUSES = {("0", "0"): 3, ("1", "0"): 7}  # by restart and rank
-queued = results.DoneSteps.queued
-
-def pause(done, step):
-    queued(done, step)
-    if step == PAUSES.get((os.environ["JITCKPT_RESTART"], os.environ["RANK"])):
-        torch.cuda.synchronize()
-        print("pauses", flush=True)
-        while not os.path.exists("go"):
-            time.sleep(0.01)
-
-results.DoneSteps.queued = pause
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+PAUSING = text_of("hosts_pausing")
 
 
 # Runs the training; rank 1 stops in the first restart before jitckpt knows of it, and in the second while it
 # loads a save.
-STOPPING = """
-import os, runpy, sys, time
-
-def stop():
-    print("stops", flush=True)
-    time.sleep(600)
-
-restart, rank = os.environ["JITCKPT_RESTART"], os.environ["RANK"]
-if (restart, rank) == ("1", "1"):
-    stop()
-if (restart, rank) == ("2", "1"):
-    from jitckpt.saves import folders
-    folders.read = lambda record: stop()
-if (restart, rank) == ("1", "0"):
-    print("started", flush=True)
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+STOPPING = text_of("hosts_stopping")
 
 
 # Runs the training; in the first start rank 1 stops when its device has ended a step, before the next one.
-WAITING = """
-import os, runpy, sys, time
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import results, torch
-
-queued = results.DoneSteps.queued
-
-def stop(done, step):
-    queued(done, step)
-    if (os.environ["JITCKPT_RESTART"], os.environ["RANK"], step) == ("0", "1", 3):
-        torch.cuda.synchronize()
-        print("stops", flush=True)
-        time.sleep(600)
-
-results.DoneSteps.queued = stop
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+WAITING = text_of("hosts_waiting")
 
 
 # `jitckpt`, whose agent copies what is new when a rank asks for it, and at no other time.
-COPYING = """
-import sys
-from jitckpt import cli
-from jitckpt.ring import copies
-
-copies.MOST_WAITING = 0
-sys.exit(cli.main())
-"""
+COPYING = text_of("hosts_copying")
 
 
 # `jitckpt`, whose agent stops at the second meeting, when all others have agreed to start.
-AGREEING = """
-import sys, time
-from jitckpt import cli
-from jitckpt.hosts import stores
-
-agree, meetings = stores.agree, []
-
-def stop(store, prefix, place, start, signature):
-    meetings.append(prefix)
-    if len(meetings) == 2:
-        for other in range(1, place[1]):
-            store.get(f"{prefix}/agreed/{other}")
-        print("all others agree", flush=True)
-        time.sleep(600)
-    agree(store, prefix, place, start, signature)
-
-stores.agree = stop
-sys.exit(cli.main())
-"""
+AGREEING = text_of("hosts_agreeing")
 
 
 # A stranger, who writes what runs a program where it is unpickled into all entries of a job's rendezvous.
-STRANGER = """
-import base64, os, pickle, sys
-from datetime import timedelta
-from torch.distributed import TCPStore
-
-class Attack:
-    def __reduce__(self):
-        return os.mkdir, (sys.argv[1],)
-
-host, port = sys.argv[2].split(":")
-store = TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=60), wait_for_workers=False)
-pickled = pickle.dumps(Attack())
-store.set("torch.rendezvous.none", base64.b64encode(pickled).decode())
-for name in ("start", "moved"):
-    store.set(f"jitckpt/none/{name}", pickled.hex())
-print("written")
-"""
+STRANGER = text_of("hosts_stranger")
 
 
 @pytest.fixture(scope="module")

@@ -10,45 +10,15 @@ import pytest
 from gpt import TRAINING, digests
 from launcher import Launcher, until_told
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 from test_hosts import PAUSING, STORE, Job, await_line
 
 # `jitckpt` on a host that is slow: it has left the last meeting, and comes to the next one when those that
 # stand by have long seen that there is one.
-SLOW = """
-import sys, time
-from torch.distributed.elastic.rendezvous import dynamic_rendezvous
-from jitckpt import cli
-
-join = dynamic_rendezvous._RendezvousJoinOp.__call__
-slept = []
-
-def late(self, context, deadline):
-    if context.state.round == 1 and not context.state.complete and not slept:
-        slept.append(1)
-        time.sleep(8)
-    return join(self, context, deadline)
-
-dynamic_rendezvous._RendezvousJoinOp.__call__ = late
-sys.exit(cli.main())
-"""
+SLOW = text_of("hosts_that_stand_by_slow")
 # A store that is on none of the job's hosts, and `jitckpt` that waits less long for the dead.
-KEEPS = """
-import sys, time
-from torch.distributed import TCPStore
-
-host, port = sys.argv[1].split(":")
-store = TCPStore(host, int(port), is_master=True, wait_for_workers=False)
-print("there", flush=True)
-time.sleep(600)
-"""
-IMPATIENT = """
-import sys
-from jitckpt import cli
-from jitckpt.hosts import stores
-
-stores.DEAD_SECONDS = 3
-sys.exit(cli.main())
-"""
+KEEPS = text_of("hosts_that_stand_by_keeps")
+IMPATIENT = text_of("hosts_that_stand_by_impatient")
 QUICK = ["--host-timeout", "5", "--rdzv-conf", "keep_alive_interval=1"]
 
 

@@ -17,6 +17,7 @@ from etcd_cluster import etcd
 from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 
 from jitckpt.wire.exit_statuses import HOSTS_MISSING
 
@@ -35,13 +36,7 @@ MEET = [
 OPTIONS = ["--nproc-per-node", "1", "--device", "softgpu", "--warm-spares", "0", "--warm-start"]
 SLOW = 3_000_000  # bits per second
 # The same, but for what it measures: a whole state takes longer than a step, a third of it does not.
-FIGURES = """
-import sys, jitckpt.cli
-from jitckpt.agent.pacer import Pacer
-measured = Pacer.measured
-Pacer.measured = lambda self, step, *_: measured(self, step, 0.9, 0.6)
-sys.exit(jitckpt.cli.main())
-"""
+FIGURES = text_of("memory_on_hosts_figures")
 WITH_FIGURES = [sys.executable, "-c", FIGURES]
 THREADS = "OMP_NUM_THREADS=1"  # as torchrun has it where a host has several ranks
 
@@ -173,23 +168,7 @@ def test_one_minibatch_alone_is_made_again_when_a_host_is_lost(job: Job) -> None
         assert made == {step: 2 if step == 5 else 1 for step in range(1, 9)}
 
 
-ALONE = """
-import time
-import jitckpt, torch
-from torch import distributed as dist, nn
-
-dist.init_process_group("nccl")
-rank = dist.get_rank()
-model = nn.Linear(64, 512).to("cuda")
-optimizer = torch.optim.AdamW(model.parameters())
-job = jitckpt.init(model=model, optimizer=optimizer, shard=rank, shards=dist.get_world_size())
-for step in range(job.restore(), 24):
-    time.sleep(0.1)
-    model(torch.ones(4, 64, device="cuda")).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    torch.cuda.synchronize()
-"""
+ALONE = text_of("memory_on_hosts_alone")
 
 
 def test_a_host_that_is_slow_to_reach_keeps_nothing_any_more(job: Job) -> None:

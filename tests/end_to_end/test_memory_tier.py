@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
+from programs_of_tests import text_of
 
 from jitckpt.wire import environment
 
@@ -229,57 +230,7 @@ def test_what_has_no_room_is_refused_before_the_first_step(
     assert events(launcher, "memory_safe") == []
 
 
-UNSAVED = """
-    import os, signal, time
-    import torch, jitckpt
-    from torch import distributed as dist, nn
-
-    class Codes(torch.Tensor):
-        @staticmethod
-        def __new__(cls, codes):
-            return torch.Tensor._make_wrapper_subclass(cls, codes.shape, device=codes.device)
-
-        def __init__(self, codes):
-            self.codes = codes
-
-        def __tensor_flatten__(self):
-            return ["codes"], None
-
-        @classmethod
-        def __torch_dispatch__(cls, func, types, args=(), kwargs=None):
-            return func(*[one.codes / 16 if isinstance(one, cls) else one for one in args], **(kwargs or {}))
-
-    class Momentum(torch.optim.Optimizer):
-        @torch.no_grad()
-        def step(self):
-            for one in self.param_groups[0]["params"]:
-                state = self.state[one]
-                state.setdefault("mean", torch.zeros_like(one)).mul_(0.9).add_(one.grad)
-                one.add_(state["mean"], alpha=-0.1)
-                if wraps(step):
-                    state["mean"] = Codes(torch.ones_like(one, dtype=torch.int8))
-
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
-    rank = dist.get_rank()
-    model = nn.Linear(8, 8).to("cuda")
-    optimizer = Momentum(model.parameters(), {})
-    job = jitckpt.init(model=model, optimizer=optimizer, shard=rank, shards=2)
-    start = job.restore()
-    wraps = lambda step: (rank, step, start) == (1, 10, 0)
-    for step in range(start + 1, 19):
-        begun = time.monotonic()
-        model(torch.ones(4, 8, device="cuda")).sum().backward()
-        if step <= 10 or start or rank == 0:
-            optimizer.step()
-        optimizer.zero_grad()
-        dist.all_reduce(torch.ones(1, device="cuda"))
-        torch.cuda.synchronize()
-        print("late" if time.monotonic() - begun > 4 else "in time", flush=True)
-        if (rank, step, start) == (1, 16, 0):
-            os.kill(os.getpid(), signal.SIGKILL)
-    dist.destroy_process_group()
-"""
+UNSAVED = text_of("memory_tier_unsaved")
 
 
 def test_nobody_waits_for_a_rank_whose_state_can_be_saved_no_more(launcher: Launcher) -> None:
@@ -298,34 +249,7 @@ def test_nobody_waits_for_a_rank_whose_state_can_be_saved_no_more(launcher: Laun
     assert [bool(event["in_memory"]) for event in restored] == [True, True]
 
 
-ALLOCATES = """
-    import torch, jitckpt
-    from torch import nn
-
-    model = nn.Sequential(nn.Linear(64, 256), nn.GELU(), nn.Linear(256, 8)).to("cuda")
-    optimizer = torch.optim.AdamW(model.parameters())
-    job = jitckpt.init(model=model, optimizer=optimizer)
-    job.restore()
-
-    def figures():
-        torch.cuda.synchronize()
-        stats = torch.cuda.memory_stats()
-        cumulated = [f"{one}.all.allocated" for one in ("allocation", "segment", "allocated_bytes")]
-        free = torch.cuda.mem_get_info()[0]
-        return [*(stats[one] for one in cumulated), stats["reserved_bytes.all.current"], free]
-
-    snapshots = job._protection._savers.snapshots
-    found = {}
-    for step in range(1, 17):
-        before, newest = figures(), snapshots._newest
-        model(torch.ones(16, 64, device="cuda")).square().mean().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        change = [after - one for after, one in zip(figures(), before)]
-        if step > 8:
-            found.setdefault(snapshots._newest > newest, set()).add(tuple(change))
-    print("changes", found.pop(True) == found.pop(False) and not found, flush=True)
-"""
+ALLOCATES = text_of("memory_tier_allocates")
 
 
 def test_a_snapshot_allocates_nothing_on_the_device(launcher: Launcher) -> None:

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 from etcd_cluster import free_ports
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher
+from programs_of_tests import text_of
 from prometheus_client.parser import text_string_to_metric_families
 
 from jitckpt.events import Event, read_events
@@ -27,28 +28,7 @@ from jitckpt.system.versions import versions
 from jitckpt.web.metrics import BUCKETS
 
 DASHBOARD = Path(__file__).parents[2] / "examples" / "grafana" / "jitckpt.json"
-SCRIPT = """
-import os, sys, time
-from pathlib import Path
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-import jitckpt
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-torch.distributed.init_process_group("nccl")
-model = DistributedDataParallel(nn.Linear(8, 8).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-job = jitckpt.init(model=model, optimizer=optimizer, checkpoint_dir="ckpt")
-for step in job.steps(16):
-    model(torch.randn(4, 8).cuda()).sum().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    time.sleep(0.1)
-    while step == 12 and os.environ["RANK"] == "1" and not Path("go_on").exists():
-        time.sleep(0.1)  # for which rank 0 waits in its next collective
-torch.distributed.destroy_process_group()
-"""
+SCRIPT = text_of("metrics")
 FAULTS = ("rank=1 step=3 phase=backward kind=kill", "rank=0 step=6 phase=backward kind=exception",
           "rank=1 step=9 phase=backward kind=kill")  # fmt: skip
 HANG_TIMEOUT = 3.0
@@ -263,28 +243,7 @@ def test_metrics_are_whole_and_who_does_not_read_them_holds_up_nothing(
 
 
 # Rank 1 does something else before its third step, for as long as it is told to.
-LATE = """
-import os, time
-from pathlib import Path
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(1, 6):
-    while step == 3 and rank == 1 and not Path("come").exists():
-        time.sleep(0.05)
-    model(torch.randn(4, 8).cuda()).square().mean().backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    torch.cuda.synchronize()
-while not Path("go_on").exists():
-    time.sleep(0.05)
-dist.destroy_process_group()
-"""
+LATE = text_of("metrics_late")
 
 
 def test_who_is_late_in_transparent_mode_is_seen_everywhere_until_it_comes(

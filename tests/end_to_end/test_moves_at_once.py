@@ -14,6 +14,7 @@ from criu_here import criu_of_this_machine
 from final_lines import finals
 from launcher import JITCKPT, LIMIT, Launcher, Result
 from namespaces import Namespaces, kill, namespaces
+from programs_of_tests import text_of
 from test_failing_moves import arm, servers_of
 from test_standby import (
     ITS_PID,
@@ -78,21 +79,7 @@ def made_each_step_once(launcher: Launcher, ranks: int) -> bool:
 
 # A device is broken if its rank fails twice. The first rank's failure has all others stopped, unless they
 # fail meanwhile: where the agent is slow to hear of the first one, both are found in one recovery.
-SLOW = """
-import sys, time
-from jitckpt import cli
-from jitckpt.agent.proxies.agreement import Agreement
-from jitckpt.wire.proxy_messages import Alarm
-
-hear = Agreement.hear
-
-def slow(self, rank, message, now):
-    if isinstance(message, Alarm): time.sleep(1)
-    hear(self, rank, message, now)
-
-Agreement.hear = slow
-sys.exit(cli.main())
-"""
+SLOW = text_of("moves_at_once_slow")
 
 
 def both_at_once(launcher: Launcher) -> list[str]:

@@ -8,15 +8,9 @@ import preloads
 import pytest
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
+from programs_of_tests import text_of
 
-IMPATIENT = """
-import os, runpy, sys
-from jitckpt.saves import directory_lock
-directory_lock.PATIENCE_SECONDS = 0.5
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+IMPATIENT = text_of("one_job_a_directory_impatient")
 FAULT = ["--fault", "rank=1 step=8 phase=backward kind=kill"]
 
 

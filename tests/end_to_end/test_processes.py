@@ -8,31 +8,12 @@ from pathlib import Path
 
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
+from programs_of_tests import text_of
 
 from jitckpt.system import process_tree
 
 COLD = [*JITCKPT_RUN, "--warm-spares", "0", "--checkpoint-dir", "ckpt"]
-WANDERERS = """
-    import fake_worker
-    import os, signal, subprocess, sys, time
-
-    def in_its_own_session():
-        subprocess.Popen([sys.executable, "-Sc", "import time; time.sleep(1000)"], start_new_session=True)
-
-    def as_a_daemon():
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() != 0:
-                os._exit(0)
-            os.close(1)
-            os.close(2)
-            time.sleep(1000)
-        os.wait()
-
-    in_its_own_session()
-    as_a_daemon()
-    open(f"there-{fake_worker.RANK}", "w").close()
-    """
+WANDERERS = text_of("processes_wanderers")
 
 
 def children(pid: int) -> list[process_tree.Process]:
@@ -54,7 +35,7 @@ def guardians(agent: int) -> list[int]:
 
 def start(launcher: Launcher, text: str, *options: str) -> int:
     """Start a job of two ranks that have started processes of their own, and hang; return the launcher's."""
-    script = launcher.script(WANDERERS + text + "\n    fake_worker.hang()")
+    script = launcher.script(WANDERERS + text + "\nfake_worker.hang()")
     process = launcher.start(*COLD, *options, "--nproc-per-node", "2", script)
     launcher.wait_until(lambda: len(list(launcher.directory.glob("there-*"))) == 2)
     return process.pid
@@ -83,19 +64,7 @@ def test_what_a_worker_started_ends_with_the_job(launcher: Launcher) -> None:
     assert launcher.survivors() == []
 
 
-ORPHANS = """
-    import fake_worker
-    import os
-    for _ in range(30):
-        if os.fork() == 0:
-            os.setsid()
-            if os.fork() == 0:
-                os._exit(0)
-            os._exit(0)
-        os.wait()
-    open("there-0", "w").close()
-    fake_worker.wait_for("seen")
-    """
+ORPHANS = text_of("processes_orphans")
 
 
 def test_orphans_that_end_are_taken_note_of(launcher: Launcher) -> None:
@@ -141,16 +110,7 @@ def test_semaphores_go_with_a_killed_worker(launcher: Launcher, how: str) -> Non
     assert not any(map(os.path.exists, names))
 
 
-WAITS_FOR_SPARES = """
-    import fake_worker
-    import sys
-    if fake_worker.RESTART == 0:
-        fake_worker.register()
-        fake_worker.restore(0)
-        fake_worker.wait_for("stopped")
-        fake_worker.die()
-    print("warm" if "jitckpt.worker.spare" in sys.modules else "cold")
-    """
+WAITS_FOR_SPARES = text_of("processes_waits_for_spares")
 
 
 def spares(agent: int) -> list[int]:
@@ -175,21 +135,7 @@ def test_stopped_spares_cost_nothing(launcher: Launcher, when: str) -> None:
 
 
 RESTARTS = 20
-FAILS = """
-    import json, os
-    from pathlib import Path
-    from jitckpt.system import process_tree
-    agent = int(os.environ["JITCKPT_AGENT_PID"])
-    facts = {
-        "descriptors": len(os.listdir(f"/proc/{agent}/fd")),
-        "threads": len(os.listdir(f"/proc/{agent}/task")),
-        "zombies": sum(one.dead for one in process_tree.everybody() if one.parent == agent),
-    }
-    with open("facts.jsonl", "a") as file:
-        print(json.dumps(facts), file=file)
-    if os.environ["JITCKPT_RESTART"] != "LAST":
-        os.kill(os.getpid(), 9)
-    """
+FAILS = text_of("processes_fails")
 
 
 def test_a_launcher_that_restarts_often_stays_as_it_was(launcher: Launcher) -> None:

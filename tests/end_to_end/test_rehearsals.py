@@ -4,25 +4,9 @@ import re
 
 from gpt import RUN, run_of
 from launcher import Launcher
+from programs_of_tests import text_of
 
-SCRIPT = """
-import os
-import torch
-from torch import nn
-from torch.optim.swa_utils import AveragedModel
-import jitckpt
-
-torch.cuda.set_device(int(os.environ["RANK"]))
-torch.distributed.init_process_group("nccl")
-net = nn.Linear(4, 4).cuda()
-average, model = AveragedModel(net), nn.parallel.DistributedDataParallel(net)
-optimizer = torch.optim.SGD(model.parameters())
-job = jitckpt.init(checkpoint_dir="ckpt", model=nn.ModuleList([model, average]), optimizer=optimizer)
-for step in range(job.restore(), 12):
-    model(torch.ones(2, 4, device="cuda")).sum().backward()
-    optimizer.step()
-torch.distributed.destroy_process_group()
-"""
+SCRIPT = text_of("rehearsals")
 
 
 def test_a_failure_comes_in_the_backward_pass_of_a_part(launcher: Launcher) -> None:

@@ -6,44 +6,15 @@ import signal
 import pytest
 from gpt import RUN, STEPS, TRAINING, digests
 from launcher import Launcher
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 
 # Runs the training; in the first start rank 0 is killed as its script ends, when rank 1's is at its end.
-LAST_LINES = """
-import os, runpy, signal, sys, time
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-if (os.environ["JITCKPT_RESTART"], os.environ["RANK"]) == ("0", "0"):
-    from pathlib import Path
-    from jitckpt.events import read_events
-    while not any(event["event"] == "at_end" for event in read_events(Path("ckpt"))[0]):
-        time.sleep(0.01)
-    os.kill(os.getpid(), signal.SIGKILL)
-"""
+LAST_LINES = text_of("run_training_last_lines")
 
 # Runs the training; before the last step the ranks wait for the file `go`: it is not over before a signal.
-HOLDING = """
-import os, runpy, sys, time
-
-sys.path.insert(0, os.path.dirname(sys.argv[1]))
-import results
-
-queued = results.DoneSteps.queued
-
-def hold(done, step):
-    queued(done, step)
-    if step == done.steps - 1 and not os.path.exists("go"):
-        done.finish()
-        while not os.path.exists("go"):
-            time.sleep(0.01)
-
-results.DoneSteps.queued = hold
-sys.argv = sys.argv[1:]
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+HOLDING = text_of("run_training_holding")
 
 # Runs the training; in the first start rank 1 wants to have failed after a step, which its device has ended.
 GIVING_UP = """

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
+from programs_of_tests import text_of
 
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -116,37 +117,7 @@ def test_ranks_that_wait_for_others_in_a_hang_wait_until_it_is_found(launcher: L
 
 
 # Gradients go on from those of the last step; statistics, an average and a sum are this rank's own.
-KEEPS_GRADIENTS = """
-import hashlib, os
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-torch.manual_seed(rank)
-inner = nn.Sequential(nn.Linear(8, 64), nn.BatchNorm1d(64), nn.Dropout(0.2), nn.Linear(64, 1)).cuda()
-model = nn.parallel.DistributedDataParallel(inner)
-optimizer = torch.optim.Adam(model.parameters())
-average = [parameter.detach().clone() for parameter in inner.parameters()]
-running = torch.zeros(300, device="cuda")
-for step in range(11):
-    loss = model(torch.randn(4, 8).cuda()).square().mean()
-    loss.backward()
-    running += loss.detach()
-    optimizer.step()
-    with torch.no_grad():
-        for mean, parameter in zip(average, inner.parameters()):
-            mean.lerp_(parameter, 0.1)
-            parameter.grad.mul_(0.9)
-    if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
-state = [*inner.state_dict().values(), *average, running]
-state += [parameter.grad for parameter in inner.parameters()]
-digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
-print(f"rank {rank}: {digest}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+KEEPS_GRADIENTS = text_of("state_stays_keeps_gradients")
 
 
 def test_gradients_that_the_next_minibatch_needs_are_kept(launcher: Launcher) -> None:
@@ -159,33 +130,7 @@ def test_gradients_that_the_next_minibatch_needs_are_kept(launcher: Launcher) ->
 
 
 # Its steps are counted on the device, which is no state of the optimizer.
-COUNTS_ITS_STEPS = """
-import os
-import torch
-from torch import distributed as dist, nn
-
-class Counting(torch.optim.SGD):
-    def step(self):
-        super().step()
-        steps.add_(1).mul_(1.5)
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-torch.manual_seed(rank)
-steps = torch.zeros(128, device="cuda")
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 64).cuda())
-optimizer = Counting(model.parameters(), 0.1)
-for step in range(7):
-    loss = model(torch.randn(4, 8).cuda()).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    if rank == 0:
-        print(f"step {step + 1}: {loss.item().hex()}\\n", end="", flush=True)
-print(f"rank {rank}: {steps.sum().item().hex()}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+COUNTS_ITS_STEPS = text_of("state_stays_counts_its_steps")
 
 
 def test_a_failure_in_the_first_step_meets_a_state_that_has_not_left_the_images(launcher: Launcher) -> None:

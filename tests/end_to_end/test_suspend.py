@@ -13,6 +13,7 @@ import pytest
 from criu_here import criu_of_this_machine
 from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
+from programs_of_tests import text_of
 from taken_number import TAKE
 
 from jitckpt.events import Event, read_events
@@ -23,70 +24,7 @@ from jitckpt.wire import environment
 
 # Plain DDP with a process that loads the data, pinned memory, and a thread that counts in the job's store. It
 # makes as many steps as the file `upto` says, and waits there for more.
-SCRIPT = """
-import hashlib, os, threading, time
-from datetime import timedelta
-from pathlib import Path
-import torch, torch.distributed as dist, torch.nn.functional as F
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset
-
-STEPS = 36
-
-class Data(Dataset):
-    def __init__(self, rank): self.rank = rank
-    def __len__(self): return 8 * STEPS
-    def __getitem__(self, i):
-        x = torch.randn(16, generator=torch.Generator().manual_seed(1000 * self.rank + i))
-        return x, int(x[:4].argmax())
-
-def main():
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
-    rank, pid, over, added = dist.get_rank(), os.getpid(), False, 0
-    store = dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False,
-                          wait_for_workers=False, timeout=timedelta(seconds=600))
-
-    def count():
-        nonlocal added
-        while not over:
-            added += 1
-            assert store.add(f"count-{rank}", 1) == added
-            time.sleep(0.01)
-
-    thread = threading.Thread(target=count)
-    thread.start()
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(
-        nn.Linear(16, 16), nn.BatchNorm1d(16), nn.Dropout(0.1), nn.Linear(16, 4)).cuda())
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    torch.manual_seed(rank)
-    total, clocks = 0.0, time.time() - time.monotonic()
-    loader = DataLoader(Data(rank), batch_size=8, num_workers=1, pin_memory=True)
-    for step, (x, y) in enumerate(loader, 1):
-        while int(Path("upto").read_text() or 0) < step:
-            time.sleep(0.01)
-        loss = F.cross_entropy(model(x.cuda(non_blocking=True)), y.cuda(non_blocking=True))
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        total += loss.item()
-        Path(f"step-{rank}").write_text(str(step))
-    over = True
-    thread.join()
-    sha = hashlib.sha256()
-    for tensor in (*model.state_dict().values(), *(
-            value for state in optimizer.state.values() for value in state.values())):
-        sha.update(tensor.cpu().numpy().tobytes())
-    sha.update(torch.get_rng_state().numpy().tobytes())
-    print(f"rank {rank}: {sha.hexdigest()} {total!r} {os.getpid() == pid}\\n", end="", flush=True)
-    print(f"stood still {time.time() - time.monotonic() - clocks}\\n", end="", flush=True)
-    dist.barrier()
-    dist.destroy_process_group()
-
-main()
-"""
+SCRIPT = text_of("suspend")
 STEPS = 36
 TWO_HOSTS = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "127.0.0.1:1"]
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -322,9 +260,8 @@ def test_nothing_is_left_of_a_launcher_that_ends_while_its_job_is_suspended(
 def test_a_job_that_can_not_be_suspended_says_so_and_runs_on(
     launcher: Launcher, program: str, memory: Path, undisturbed: list[str]
 ) -> None:
-    with_ring = SCRIPT.replace('main()\n"', "").replace(
-        "\nmain()\n", '\nring = dist.TCPStore("127.0.0.1", 0, is_master=True)\nmain()\n'
-    )
+    ring = 'ring = dist.TCPStore("127.0.0.1", 0, is_master=True)'
+    with_ring = SCRIPT.replace("\nmain()\n", f"\n{ring}\nmain()\n")
     job = Job(launcher, program=program, script=with_ring)
     refused = job.suspend(memory, after=7)
     assert refused.status == 1

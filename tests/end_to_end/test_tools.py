@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from launcher import JITCKPT, Launcher
+from programs_of_tests import text_of
 
 EXAMPLE = str(Path(__file__).parents[2] / "examples" / "train_convnet.py")
 
@@ -48,19 +49,7 @@ def test_a_script_that_jitckpt_does_not_protect_is_told_so(launcher: Launcher) -
     assert "step 1 of 1" in refused.err
 
 
-ONE_RANK = """
-import torch
-import jitckpt
-
-model = torch.nn.Linear(8, 8).to("cuda")
-model.register_buffer("cache", torch.zeros(1 << 20, device="cuda"))
-optimizer = torch.optim.AdamW(model.parameters())
-job = jitckpt.init(model=model, optimizer=optimizer, local_state_limit=4 << 20)
-for _ in range(job.restore(), 1_000_000_000):
-    model(torch.ones(2, 8, device="cuda")).sum().backward()
-    optimizer.step()
-    torch.cuda.synchronize()
-"""
+ONE_RANK = text_of("tools_one_rank")
 
 
 def test_the_doctor_finds_what_has_no_second_copy(launcher: Launcher, tmp_path: Path) -> None:
@@ -79,17 +68,7 @@ def test_the_doctor_finds_what_has_no_second_copy(launcher: Launcher, tmp_path: 
 
 
 # Of both ranks, and of no other process of the job.
-CONNECTED = """
-import os, runpy, socket, sys
-daemon = socket.socket(socket.AF_UNIX)
-daemon.connect("daemon")
-log = open("log", "a")
-large = open("large", "ab")
-os.truncate("large", 100_000_000)
-outside = socket.create_connection(("127.0.0.1", int(sys.argv.pop(1))))
-sys.argv.pop(0)
-runpy.run_path(sys.argv[0], run_name="__main__")
-"""
+CONNECTED = text_of("tools_connected")
 
 
 def test_the_doctor_names_what_keeps_processes_from_being_moved(launcher: Launcher, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 
 from launcher import JITCKPT_RUN, Launcher, Result
+from programs_of_tests import text_of
 
 from jitckpt.events import read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
@@ -12,57 +13,7 @@ from jitckpt.reports.timeline_transparent import STEPS, transparent_recoveries
 
 # Trains twice, once undisturbed; `place` says where in which step the server is killed: before the backward
 # pass, before the optimizer's step, after it.
-SCRIPT = """
-import ctypes, os, signal
-import torch
-from torch import nn
-
-proxy = ctypes.CDLL(None)
-servers = set()
-
-def train(kills):
-    def place(step, where):
-        servers.add(proxy.jitckpt_proxy_server())
-        if (step, where) in kills:
-            os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
-
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1)).cuda()
-    optimizer = torch.optim.AdamW(model.parameters())
-    running = torch.zeros((), device="cuda")
-    seen = []
-    for step in range(1, 8):
-        loss = model(torch.randn(4, 8).cuda()).square().mean()
-        place(step, "forward")
-        optimizer.zero_grad()
-        loss.backward()
-        place(step, "backward")
-        optimizer.step()
-        place(step, "end")
-        running += loss.detach()
-        seen.append((loss.item(), running.item()))
-    return seen, [tensor.cpu() for tensor in (*model.state_dict().values(), *(
-        value for state in optimizer.state.values() for value in state.values()))]
-
-seen, state = train(())
-torch.cuda.synchronize()
-seen_again, state_again = train({(2, "forward"), (3, "backward"), (4, "end"), (6, "forward")})
-print("equal:", seen == seen_again and all(map(torch.equal, state, state_again)), len(state))
-print("servers:", len(servers))
-
-# Errors of the script's own, the last one of a kernel. No other device would mend them.
-def attempt(what):
-    try:
-        print(what())
-    except Exception as error:
-        print(type(error).__name__, str(error).splitlines()[0])
-
-attempt(lambda: torch.ones(3, 5, device="cuda") @ torch.ones(4, 1, device="cuda"))
-attempt(lambda: torch.empty(1 << 50, device="cuda"))
-print(torch.arange(4, device="cuda").tolist())
-attempt(lambda: torch.ones(4, device="cuda")[torch.tensor([9]).cuda()].item())
-attempt(lambda: torch.ones(4, device="cuda").sum().item())
-"""
+SCRIPT = text_of("transparent")
 # What CUDA and torch say without jitckpt.
 ERRORS = [
     "RuntimeError mat1 and mat2 shapes cannot be multiplied (3x5 and 4x1)",
@@ -156,69 +107,7 @@ def test_every_kind_of_failure_is_only_a_pause_for_two_ranks(launcher: Launcher)
 
 # Two stages, each with an optimizer of its own; the second leaves out a step, so the ranks number what they
 # keep differently. In the second training servers are killed, and then rank 1 lets the other wait.
-STAGES = """
-import contextlib, ctypes, os, signal, sys, time
-from pathlib import Path
-import torch
-from torch import distributed as dist, nn
-
-proxy = ctypes.CDLL(None)
-rank = int(os.environ["RANK"])
-events = Path(sys.argv[1]) / "events.jsonl"
-LEAST, MOST = 5, 100
-
-def happened(event):
-    return events.read_text().count('"' + event + '"')
-
-def kill_server():
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
-
-def be_late():
-    torch.cuda.synchronize()
-    recoveries, begin = happened("recovery_begun"), time.monotonic()
-    while time.monotonic() - begin < (LEAST if happened("straggler") else MOST):
-        time.sleep(0.1)
-    print(f"recoveries meanwhile: {happened('recovery_begun') - recoveries}\\n", end="", flush=True)
-
-def train(happenings=None):
-    torch.manual_seed(rank)
-    stage = nn.Linear(8, 8).cuda()
-    optimizer = torch.optim.AdamW(stage.parameters())
-    seen = []
-    for step in range(1, 9):
-        there = torch.randn(4, 8).cuda()
-        if rank == 0:
-            output = stage(there)
-            dist.send(output.detach(), 1)
-            dist.recv(there, 1)
-            output.backward(there)
-        else:
-            dist.recv(there, 0)
-            there.requires_grad_()
-            loss = stage(there).square().mean()
-            loss.backward()
-            dist.send(there.grad, 0)
-            seen.append(loss.item())
-        if happenings:
-            happenings.get((rank, step), lambda: None)()
-        if (rank, step) != (1, 2):
-            optimizer.step()
-        optimizer.zero_grad()
-    return seen, [tensor.cpu() for tensor in stage.state_dict().values()]
-
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-seen, state = train()
-again, same = train({(0, 3): kill_server, (1, 5): kill_server, (1, 7): be_late})
-dist.barrier()
-torch.cuda.synchronize()
-begin = time.monotonic()
-while not happened("hang_over") and time.monotonic() - begin < MOST:  # the agent asks now and then
-    time.sleep(0.05)
-print(f"rank {rank}, equal: {seen == again and all(map(torch.equal, state, same))}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+STAGES = text_of("transparent_stages")
 
 
 def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_waited_for(
@@ -255,35 +144,7 @@ def test_ranks_of_unequally_many_steps_live_on_and_one_that_is_only_late_is_wait
 
 # Rank 1 lets the other wait for their first collective. Both wait for their devices before their first steps:
 # only until then is there no image. The second training is undisturbed.
-BEGINNING = """
-import os, sys, time
-from pathlib import Path
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-events = Path(sys.argv[1]) / "events.jsonl"
-
-def train():
-    torch.manual_seed(0)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
-    optimizer = torch.optim.AdamW(model.parameters())
-    torch.manual_seed(rank)
-    for _ in range(2):
-        optimizer.zero_grad()
-        model(torch.randn(4, 8).cuda()).square().mean().backward()
-        torch.cuda.synchronize()
-        optimizer.step()
-    return [parameter.tolist() for parameter in model.parameters()]
-
-torch.cuda.set_device(rank)
-torch.zeros(1, device="cuda")
-dist.init_process_group("nccl")
-while rank == 1 and '"straggler"' not in events.read_text():
-    time.sleep(0.05)
-print(f"rank {rank}, equal: {train() == train()}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+BEGINNING = text_of("transparent_beginning")
 
 
 def test_a_cut_network_in_the_first_step_is_a_pause_and_a_late_rank_before_it_is_waited_for(
@@ -306,31 +167,7 @@ def test_a_cut_network_in_the_first_step_is_a_pause_and_a_late_rank_before_it_is
 
 
 # Rank 0 evaluates, and loses its server, when rank 1's script is at its end.
-EVALUATION = """
-import ctypes, os, signal, time
-from pathlib import Path
-import torch
-from torch import distributed as dist, nn
-from jitckpt.events import read_events
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-torch.manual_seed(0)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(3):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8).cuda()).square().mean().backward()
-    optimizer.step()
-rank = dist.get_rank()
-dist.destroy_process_group()
-if rank == 0:
-    seen = model.module(torch.ones(4, 8).cuda()).tolist()
-    while not any(event["event"] == "at_end" for event in read_events(Path("ckpt"))[0]):
-        time.sleep(0.01)
-    os.kill(ctypes.CDLL(None).jitckpt_proxy_server(), signal.SIGKILL)
-    print("equal:", model.module(torch.ones(4, 8).cuda()).tolist() == seen)
-"""
+EVALUATION = text_of("transparent_evaluation")
 
 
 def test_a_rank_at_its_end_takes_part_in_the_recovery_of_another(launcher: Launcher) -> None:
@@ -345,42 +182,7 @@ def test_a_rank_at_its_end_takes_part_in_the_recovery_of_another(launcher: Launc
 
 
 # Rank 1's server is killed; at the end it stops its server and kills itself, if it is told to.
-SERVERS = """
-import ctypes, os, signal, sys
-import torch
-from torch import distributed as dist, nn
-
-os.chdir(os.environ["TMPDIR"])
-os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-proxy = ctypes.CDLL(None)
-model = nn.parallel.DistributedDataParallel(nn.Linear(8, 8).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-for step in range(8):
-    optimizer.zero_grad()
-    model(torch.randn(4, 8).cuda()).square().mean().backward()
-    optimizer.step()
-    if step == 3 and rank == 1:
-        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
-torch.cuda.synchronize()
-server = proxy.jitckpt_proxy_server()
-parent = open(f"/proc/{server}/stat").read().rpartition(")")[2].split()[1]
-facts = ["agent's" if int(parent) == os.getppid() else "not the agent's"]
-try:
-    facts.append(os.waitpid(-1, os.WNOHANG))
-except ChildProcessError:
-    facts.append("no children")
-facts.append(os.readlink(f"/proc/{server}/cwd") == os.getcwd())
-facts.append(os.sched_getaffinity(server) == os.sched_getaffinity(0))
-print(f"rank {rank}: {facts}\\n", end="", flush=True)
-dist.barrier()
-if rank == 1 and sys.argv[1:]:
-    os.kill(server, signal.SIGSTOP)
-    os.kill(os.getpid(), signal.SIGKILL)
-dist.destroy_process_group()
-"""
+SERVERS = text_of("transparent_servers")
 
 
 def test_servers_are_the_agents_children_and_a_program_that_waits_for_all_its_own_waits_for_none(

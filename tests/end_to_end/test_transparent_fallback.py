@@ -5,6 +5,7 @@ from pathlib import Path
 
 from gpt import RUN, TRAINING, digests
 from launcher import Launcher
+from programs_of_tests import text_of
 
 from jitckpt.events import Event, read_events
 
@@ -37,40 +38,7 @@ def test_a_failed_collective_is_a_pause_and_a_killed_worker_a_restart(
 
 # A copy to the device of 2 MB travels through the log, which has no room for it. `save_every` as given. The
 # save of step 4 is written by the time of the failure.
-UNKEPT = """
-import hashlib, os, sys, time
-from pathlib import Path
-import torch
-from torch import distributed as dist, nn
-import jitckpt
-from jitckpt.events import read_events
-
-def have_saved(step):
-    events = read_events(Path("ckpt"))[0]
-    return [event["step"] for event in events if event["event"] == "periodic_save"].count(step) == 2
-
-torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-dist.init_process_group("nccl")
-torch.manual_seed(0)
-layers = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1)).cuda()
-model = nn.parallel.DistributedDataParallel(layers, broadcast_buffers=False)
-optimizer = torch.optim.AdamW(model.parameters())
-torch.manual_seed(dist.get_rank())
-job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer, save_every=int(sys.argv[1]))
-for step in range(job.restore(), 7):
-    table = torch.full((1 << 19,), float(step)).cuda()
-    loss = model(torch.randn(4, 8).cuda() + table[:8]).square().mean()
-    optimizer.zero_grad()
-    loss.backward()
-    optimizer.step()
-    torch.cuda.synchronize()  # so that no rank is ahead when the failure comes
-    while step == 4 and os.environ["JITCKPT_RESTART"] == "0" and not have_saved(4):
-        time.sleep(0.01)
-state = [*layers.state_dict().values(), *(v for one in optimizer.state.values() for v in one.values())]
-digest = hashlib.sha256(b"".join(tensor.cpu().numpy().tobytes() for tensor in state)).hexdigest()
-print(f"rank {dist.get_rank()}: {digest} {torch.rand(1).item()}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+UNKEPT = text_of("transparent_fallback_unkept")
 
 
 def test_what_is_given_up_goes_on_from_the_periodic_save(launcher: Launcher) -> None:

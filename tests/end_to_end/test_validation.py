@@ -4,77 +4,14 @@ import re
 
 import pytest
 from launcher import JITCKPT_RUN, Launcher, Result
+from programs_of_tests import text_of
 
 from jitckpt.events import Event, read_events
 
 RANKS = 2
 # Trains three times, four steps each. The first time no step is validated; then all are; the third time a
 # server is killed in each validation but the last, at one moment or another.
-LEARNED = """
-import contextlib, ctypes, os, random, signal, threading
-import torch
-from torch import distributed as dist, nn
-from jitckpt.worker.in_place import keeper
-
-proxy = ctypes.CDLL(None)
-rank = int(os.environ["RANK"])
-delays = []
-
-def kill_server():
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(proxy.jitckpt_proxy_server(), signal.SIGKILL)
-
-original = keeper._Validation.run
-
-def run(self):
-    timer = threading.Timer(delays.pop() if delays else 60, kill_server)
-    timer.start()
-    heard = original(self)
-    timer.cancel()
-    return heard
-
-keeper._Validation.run = run
-
-def train(name):
-    torch.manual_seed(rank)
-    random.seed(rank)
-    inner = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.Dropout(0.2), nn.Linear(16, 1)).cuda()
-    model = nn.parallel.DistributedDataParallel(inner)
-    optimizer = torch.optim.Adam(model.parameters())
-    scaler = torch.amp.GradScaler("cuda", init_scale=4.0, growth_interval=2)
-    average = [parameter.detach().clone() for parameter in inner.parameters()]
-    running = torch.zeros(300, device="cuda")
-    seen = []
-    for step in range(4):
-        with torch.autocast("cuda", dtype=torch.bfloat16):
-            # The host's random numbers are in the calls: as an argument of a kernel, and as what is copied.
-            loss = model(torch.randn(4, 8).cuda() * random.random()).square().mean()
-        optimizer.zero_grad(set_to_none=False)
-        scaler.scale(loss).backward()
-        running += loss.detach()
-        scaler.step(optimizer)
-        scaler.update()
-        with torch.no_grad():
-            for mean, parameter in zip(average, inner.parameters()):
-                mean.lerp_(parameter, 0.1)
-        seen.append(loss.item())
-    nameless = " ".join(f"{one.data_ptr():#x}" for one in (running, *average))
-    print(f"{name}, rank {rank}: {nameless}\\n", end="", flush=True)
-    state = [*inner.state_dict().values(), *average, running, scaler._scale]
-    state += [value for one in optimizer.state.values() for value in one.values()]
-    return seen, [tensor.cpu() for tensor in state]
-
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-expected, state = train("first")
-for name in ("second", "third"):
-    if name == "third" and rank == 1:
-        delays += [0.03, 0.01, 0.0]
-    seen, found = train(name)
-    equal = seen == expected and len(found) == len(state) and all(map(torch.equal, found, state))
-    print(f"{name}, rank {rank}, equal: {equal}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+LEARNED = text_of("validation_learned")
 
 
 def run(launcher: Launcher, script: str, *more: str) -> tuple[Result, list[Event]]:
@@ -123,43 +60,7 @@ def test_what_a_minibatch_needs_is_learned_and_a_failure_meanwhile_is_recovered_
 
 
 # The kernels of the second training read pinned memory that the program overwrites behind them.
-HIDDEN = """
-import os
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-
-class Mapped:
-    def __init__(self, pinned):
-        self.__cuda_array_interface__ = {
-            "shape": tuple(pinned.shape), "typestr": "<f4", "data": (pinned.data_ptr(), False), "version": 3}
-
-def train():
-    torch.manual_seed(rank)
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 1).cuda())
-    optimizer = torch.optim.Adam(model.parameters())
-    pinned = torch.empty(4, 8, pin_memory=True)
-    on_device = torch.as_tensor(Mapped(pinned), device="cuda")
-    seen = []
-    for step in range(4):
-        pinned.copy_(torch.randn(4, 8))
-        loss = model(on_device * 1.0).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        seen.append(loss.item())
-        pinned.zero_()
-        optimizer.step()
-    return seen, [tensor.cpu() for tensor in model.state_dict().values()]
-
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-expected, state = train()
-seen, found = train()
-equal = seen == expected and all(map(torch.equal, found, state))
-print(f"rank {rank}, equal: {equal}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+HIDDEN = text_of("validation_hidden")
 
 
 def test_input_behind_the_calls_switches_transparent_mode_off_and_the_training_goes_on(
@@ -205,33 +106,7 @@ def test_a_training_that_is_deterministic_by_other_algorithms_stays_protected(
 
 # The next batch of indices is put on the device while this one is computed: the minibatch begins with one
 # that is read and then freed, so that other tensors lie where it was.
-PREFETCHED = """
-import os
-import torch
-from torch import distributed as dist, nn
-
-rank = int(os.environ["RANK"])
-torch.cuda.set_device(rank)
-dist.init_process_group("nccl")
-torch.manual_seed(rank)
-model = nn.parallel.DistributedDataParallel(nn.Sequential(nn.Embedding(50, 16), nn.Linear(16, 50)).cuda())
-optimizer = torch.optim.AdamW(model.parameters())
-
-def batch():
-    return torch.randint(50, (8, 16)).cuda()
-
-ahead = batch()
-for step in range(5):
-    for part in range(2):
-        model.require_backward_grad_sync = part == 1
-        loss = nn.functional.cross_entropy(model(ahead).flatten(0, 1), ahead.flatten())
-        ahead = batch()
-        loss.backward()
-    optimizer.step()
-    optimizer.zero_grad()
-    print(f"rank {rank}: {loss.item().hex()}\\n", end="", flush=True)
-dist.destroy_process_group()
-"""
+PREFETCHED = text_of("validation_prefetched")
 # As if it were tried what would happen without that batch, which breaks the device.
 WITHOUT_WHAT_IT_NEEDS = """
 import torch

@@ -8,43 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from launcher import JITCKPT_RUN, Launcher
+from programs_of_tests import text_of
 
 from jitckpt.events import FILE_NAME, Event, read_events
 
 RUN = [*JITCKPT_RUN, "--warm-spares", "1", "--checkpoint-dir", "ckpt"]
 
 # Fails in its first life; what it finds then and in the next life it writes down.
-FAILS_ONCE = """
-    import json, os, sys
-    import fake_worker
-    from pathlib import Path
-    os.environ["MADE_BY_THE_TRAINING"] = "yes"
-    sys.argv.append("seen")
-    import colorsys  # of the standard library, and no other imports it
-    seen = {
-        "argv": sys.argv[1:],
-        "path": sys.path[0],
-        "name": __name__,
-        "file": __file__,
-        "restart": os.environ["TORCHELASTIC_RESTART_COUNT"],
-        "restart_of_ours": os.environ["JITCKPT_RESTART"],
-        "rank": os.environ["RANK"],
-        "warm": "jitckpt.worker.spare" in sys.modules,
-        "unbuffered": sys.stdout.write_through,
-        "leads": (os.getsid(0), os.getpgid(0)) == (os.getpid(), os.getpid()),
-    }
-    Path(f"seen-{fake_worker.RESTART}-{fake_worker.RANK}.json").write_text(json.dumps(seen))
-    print("out", fake_worker.RESTART)
-    print("err", fake_worker.RESTART, file=sys.stderr)
-    if fake_worker.RESTART == 0:
-        fake_worker.register()
-        fake_worker.say(fake_worker.protocol.Loaded(fake_worker.RANK, ["colorsys"], [["SET_EARLY", "1"]]))
-        fake_worker.restore(0)
-        if fake_worker.RANK == 1:
-            fake_worker.wait_for("both-first-steps")
-            fake_worker.die()
-        fake_worker.save(1)
-    """
+FAILS_ONCE = text_of("warm_spares_fails_once")
 
 
 def events(launcher: Launcher) -> list[Event]:
@@ -103,7 +74,7 @@ def test_a_spare_finds_what_a_new_process_would(launcher: Launcher) -> None:
 
 
 def test_a_spare_runs_a_module_and_ends_with_its_status(launcher: Launcher) -> None:
-    launcher.script(FAILS_ONCE + "\n    else:\n        sys.exit(7)", "trainer.py")
+    launcher.script(FAILS_ONCE + "else:\n    sys.exit(7)", "trainer.py")
     launcher.script(
         """
         import runpy
@@ -162,27 +133,7 @@ def test_spares_end_with_a_killed_agent(launcher: Launcher) -> None:
 
 
 # As megatron-core and all that brings its own operators: it asks whether there is CUDA when it is imported.
-WITH_OPERATORS = """
-    import os
-    import torch
-    import torch.utils.cpp_extension
-    from torch import nn
-    import jitckpt
-    assert torch.cuda.is_available()
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    torch.distributed.init_process_group("nccl")
-    model = nn.parallel.DistributedDataParallel(nn.Linear(8, 4).cuda())
-    optimizer = torch.optim.AdamW(model.parameters())
-    job = jitckpt.init(checkpoint_dir="ckpt", model=model, optimizer=optimizer)
-    for step in range(job.restore(), 12):
-        model(torch.ones(4, 8, device="cuda")).sum().backward()
-        optimizer.step()
-        if os.environ["JITCKPT_RESTART"] == "0":
-            torch.cuda.synchronize()
-            while step == 5 and '"spares_started"' not in open("ckpt/events.jsonl").read():
-                pass
-    torch.distributed.destroy_process_group()
-    """
+WITH_OPERATORS = text_of("warm_spares_with_operators")
 
 
 def test_a_module_that_asks_for_cuda_costs_no_restart(launcher: Launcher) -> None:
