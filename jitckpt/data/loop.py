@@ -709,6 +709,14 @@ class Iteration:
                 self._loop.leave(self._pass, self._asked)
             self._pass = None
 
+    def let_go(self) -> bool:
+        """Let another pass take its place, if nothing was asked of it; return whether it was not."""
+        if self._pass is None or self._asked is not None:
+            return False
+        self._pass.end(left=True)
+        self._pass = None
+        return True
+
     def __del__(self) -> None:
         if self._pass is not None and not self._pass.state.ended:
             if (leaves := _who_leaves()) is not None:

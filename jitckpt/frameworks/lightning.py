@@ -575,7 +575,7 @@ class _Loader(Managed):
 
     def _begun(self) -> Iterator[Any]:
         if self._is_first:
-            self._training.epoch_ends()  # where loaders are made anew they are iterated twice
+            self._training.epoch_ends()
             self._protection.begin_epoch()
         iteration = super().__iter__()
         self._newest = None if self.iteration is None else self.iteration.begun
@@ -583,6 +583,8 @@ class _Loader(Managed):
 
     def leave(self) -> None:
         """End its pass, also one that gave all its batches: the last of them was held back."""
+        if self.iteration is not None and self.iteration.let_go():
+            return  # where loaders are made anew they are iterated twice
         super().leave()
         if self._newest is not None and not self._newest.state.ended:
             self._protection.job.loop.leave(self._newest)

@@ -1,6 +1,8 @@
 # mypy: ignore-errors
 """Lightning: a datamodule whose hooks count, draw random numbers, and make their data of both.
 
+Behind the training it is validated, tested, and used.
+
 RELOAD=N: they are called anew every N epochs. ESTIMATE=1: before the first step, too, as a scheduler asks.
 """
 
@@ -19,7 +21,7 @@ from torch.utils.data import TensorDataset, random_split
 class Data(pl.LightningDataModule):
     def __init__(self):
         super().__init__()
-        self.made, self.seeds, self.level = {"setup": 0, "train": 0, "val": 0}, [], None
+        self.made, self.seeds, self.level = {"setup": 0, "train": 0, "val": 0, "test": 0}, [], None
 
     def setup(self, stage):
         self.made["setup"] += 1
@@ -38,6 +40,10 @@ class Data(pl.LightningDataModule):
         self.made["val"] += 1
         points, labels = map(torch.stack, zip(*self.val, strict=True))
         return DataLoader(TensorDataset(points + torch.randn(()) + self.made["val"], labels), batch_size=2)
+
+    def test_dataloader(self):
+        self.made["test"] += 1
+        return self.val_dataloader()
 
 
 class Model(pl.LightningModule):
@@ -58,6 +64,14 @@ class Model(pl.LightningModule):
         loss = nn.functional.cross_entropy(self.net(batch[0]), batch[1])
         self.checked.append(loss.item())
         self.log("checked", loss, sync_dist=True)
+
+    def test_step(self, batch, batch_idx):
+        passes("tests")
+        self.checked.append(self.net(batch[0]).sum().item())
+
+    def predict_step(self, batch, batch_idx):
+        passes("predicts")
+        return self.net(batch[0] + torch.randn(())).sum().item()
 
     def configure_optimizers(self):
         if os.environ.get("ESTIMATE"):
@@ -81,14 +95,19 @@ def main():
         use_distributed_sampler=False,
     )
     trainer.fit(model, datamodule=data)
+    optimizer, steps = digest(trainer.optimizers[0].state_dict()["state"]), trainer.global_step
+    trainer.validate(model, datamodule=data)
+    trainer.test(model, datamodule=data)
+    predicted = trainer.predict(model, data.val_dataloader())
     end = {
         "parameters": digest(model.state_dict()),
-        "optimizer": digest(trainer.optimizers[0].state_dict()["state"]),
+        "optimizer": optimizer,
         "random": digest(torch.get_rng_state(), torch.cuda.get_rng_state()),
-        "steps": trainer.global_step,
+        "steps": steps,
         "made": data.made,
         "seeds": data.seeds,
         "checked": model.checked,
+        "predicted": predicted,
     }
     with open(f"{sys.argv[1]}/end-{trainer.global_rank}.json", "w") as file:
         json.dump(end, file, indent=1, sort_keys=True)
