@@ -855,6 +855,14 @@ def _take_ends(saved: Sequence[PassState], of_saver: Mapping[str, Any]) -> None:
             one.ended, one.left = one.ended or bool(ended), one.left or bool(left)
 
 
+def left_by_replica(own: Mapping[str, Any], of_saver: Mapping[str, Any]) -> bool:
+    """Return whether a replica has left a loop over batches by `break`, which this rank was in as well."""
+    mine, other = own["numbers"].tolist(), of_saver["numbers"].tolist()
+    passes = range(min(len(own["passes"]), len(of_saver["passes"])))
+    pairs = [(_numbers_of(mine, at), _numbers_of(other, at)) for at in passes]
+    return any(one[0] == its[0] and its[2] and not one[1] for one, its in pairs)
+
+
 def _tree_of_all(kept: Sequence[PassState], count: int, stretches: int, left_by: LoopExits) -> Json:
     """count: how many of the passes are of this epoch. stretches: how many there are between loops."""
     trees = [*starmap(_tree_of, enumerate(kept))]

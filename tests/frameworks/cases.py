@@ -68,6 +68,7 @@ AT_PLACES = {
     ),
     "lightning, a stream": Program(("lightning", "torchmetrics"), "lightning_hooks.py", {"LOADER": "stream"}),
     "deepspeed, fp16": Program(("deepspeed",), FILES["deepspeed"], {"PRECISION": "fp16"}),
+    "accelerate, a trigger": Program(("accelerate",), "accelerate_trigger.py"),
     "accelerate, variables": Program(("accelerate",), "accelerate_variables.py"),
 }
 # Whose optimizers' state is made of codes and scales (test_torchao.py).

@@ -28,6 +28,7 @@ PLACES = {
     "lightning, loaders made anew": ("1/step begins/9", "1/step begins/14"),
     "lightning, a stream": ("1/step begins/3",),
     "deepspeed, fp16": ("1/step begins/8",),
+    "accelerate, a trigger": ("1/triggered/1", "1/left/1"),
     "accelerate, variables": ("1/step begins/6", "0/epoch ends/2"),
 }
 
@@ -40,6 +41,8 @@ KNOWN = (
     "The 1 batches that a DataLoader gave before the failure are read again",
     # Of "transformers, logged", which dies as it writes that down; a Trainer's own is made up all the same.
     "Rank 1 may have failed between its optimizer step 4 and the end of that iteration.",
+    # Of "accelerate, a trigger": it goes on with the flags of a rank that came to that end.
+    "Rank 1 may have failed between its optimizer step 11 and the end of that iteration.",
 )
 # There a failure leaves nothing to save: the job goes back to its newest periodic save.
 NOTHING_TO_SAVE = {"1/between optimizers/8"}
