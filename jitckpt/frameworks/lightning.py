@@ -25,7 +25,7 @@ from jitckpt.encoding import packed
 from jitckpt.frameworks import idle, lightning_checkpoints, lightning_logs, lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
-from jitckpt.frameworks.lightning_hooks import LoaderHooks
+from jitckpt.frameworks.lightning_hooks import TRAINER, LoaderHooks
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
@@ -62,6 +62,15 @@ BY_HAND = (
 # Hooks before a training step's own result; they were called when the restored batch was made.
 BEFORE_STEP = ("on_train_batch_start", "on_before_zero_grad")
 TUNERS = ("lr_finder", "batch_size_scaling")
+# Of a Trainer, as GradientAccumulationScheduler and EarlyStopping do; no state_dict has them.
+SET_BY_CALLBACKS = (
+    "accumulate_grad_batches",
+    "should_stop",
+    "gradient_clip_val",
+    "limit_train_batches",
+    "limit_val_batches",
+    "check_val_every_n_epoch",
+)
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -268,11 +277,15 @@ def _is_lightnings(callback: Any) -> bool:
 
 
 def _owners(trainer: Any) -> dict[str, Owner]:
-    """Return what keeps attributes of the script's: the module with all in it, callbacks, the datamodule."""
+    """Return what keeps attributes of the script's: the module with all in it, callbacks, the datamodule.
+
+    And the trainer, where callbacks change how it trains.
+    """
     others = numbered(trainer.callbacks)
     others |= {} if trainer.datamodule is None else {"datamodule": trainer.datamodule}
     modules = owners_of(trainer.lightning_module)
-    return {f"module {name}": one for name, one in modules.items()} | owners_among(others)
+    owners = {f"module {name}": one for name, one in modules.items()} | owners_among(others)
+    return owners | {TRAINER: Owner(trainer, lambda name, value: name in SET_BY_CALLBACKS)}
 
 
 def _adding_to_checkpoints(trainer: Any) -> str:
@@ -532,7 +545,9 @@ class LightningTraining:
         trainer, loaded = self.trainer, self._loaded
         self.protection.put_back()
         lightning_logs.put_back(trainer, loaded["logs"])
-        self._attributes.restore(loaded["attributes"])
+        # As a training begins, callbacks look at what they have changed of the trainer.
+        put = {path: of for path, of in loaded["attributes"].items() if not (self._again and path == TRAINER)}
+        self._attributes.restore(put)
         say_problems(self._attributes)
         for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)

@@ -21,6 +21,7 @@ READS_MODEL = (
     "as it was: data and training would differ. Have a callback make them and keep them in an attribute, or "
     "make them before the training."
 )
+TRAINER = "trainer"  # among what keeps attributes: callbacks look at it as the training begins
 HOOKS = ("train_dataloader", "val_dataloader")
 # In which epochs the loaders were made, by which reload_dataloaders_every_n_epochs goes.
 RELOADED = ("_last_train_dl_reload_epoch", "_last_val_dl_reload_epoch")
@@ -82,7 +83,7 @@ class LoaderHooks:
     def _now(self) -> dict[str, Any]:
         datamodule = self._trainer.datamodule
         return {
-            "attributes": self._attributes.changed(),
+            "attributes": {path: of for path, of in self._attributes.changed().items() if path != TRAINER},
             "datamodule": {} if datamodule is None else datamodule.state_dict(),
             "random": torch.frombuffer(bytearray(generators.all_packed()), dtype=torch.uint8),
         }

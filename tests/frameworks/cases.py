@@ -62,6 +62,7 @@ AT_PLACES = {
     "lightning, a GAN": Program(("lightning",), "lightning_gan.py"),
     "lightning, hooks": Program(("lightning", "torchmetrics"), "lightning_hooks.py"),
     "lightning, checkpoints": Program(("lightning",), "lightning_checkpoints.py"),
+    "lightning, accumulated": Program(("lightning",), "lightning_accumulated.py"),
     "lightning, a datamodule": Program(("lightning",), "lightning_datamodule.py"),
     "lightning, loaders made anew": Program(
         ("lightning",), "lightning_datamodule.py", {"RELOAD": "2", "ESTIMATE": "1"}

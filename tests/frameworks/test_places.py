@@ -24,6 +24,7 @@ PLACES = {
     "lightning, a GAN": ("1/step begins/6", "1/between optimizers/6"),
     "lightning, hooks": ("1/step begins/3", "1/step begins/7"),
     "lightning, checkpoints": ("1/step begins/4", "0/validates/9", "1/step begins/8"),
+    "lightning, accumulated": ("1/step begins/14", "1/step begins/19"),
     "lightning, a datamodule": ("1/step begins/6", "1/validates/11", "1/tests/2", "0/predicts/3"),
     "lightning, loaders made anew": ("1/step begins/9", "1/step begins/14"),
     "lightning, a stream": ("1/step begins/3",),
