@@ -12,7 +12,7 @@ from jitckpt import cli
 from jitckpt.cli import doctor
 from jitckpt.doctor import imports
 
-INSTALLED = {"transformers": "9.1", "accelerate": "9.2", "megatron-core": "9.3"}
+INSTALLED = {"jitckpt": "9.0", "transformers": "9.1", "accelerate": "9.2", "megatron-core": "9.3"}
 
 
 @pytest.fixture(autouse=True)
