@@ -82,9 +82,7 @@ def load(
     of_saver = host_state.local_parts(document["local"], tensors, None)
     is_whole = _restore_loop(choice, of_saver, parts, loop)
     if not (is_whole or made_up):
-        parts |= iteration_made_up(parts)
-        if "loop" in of_saver and left_by_replica(parts["loop"], of_saver["loop"]):
-            parts |= flags_of_replica(parts, of_saver)
+        parts |= behind_iteration(parts, of_saver)
     is_half = "loop" in parts and is_half_written(local, loop.last_boundary, choice.step)
     if is_half or not (is_whole or made_up):
         reporter.warn(
@@ -118,12 +116,20 @@ def iteration_made_up(parts: Mapping[str, Any]) -> dict[str, Any]:
     return {kept_variables.PART: counters.made_up(variables, counted)} if variables and counted else {}
 
 
-def flags_of_replica(parts: Mapping[str, Any], of_saver: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part with the script's variables with those flags that a replica has set.
+def behind_iteration(parts: Mapping[str, Any], of_saver: Mapping[str, Any]) -> dict[str, Any]:
+    """Return that part, with what a replica tells that has come to the end of the iteration, too."""
+    made_up = iteration_made_up(parts)
+    return made_up | flags_of_replica({**parts, **made_up}, of_saver)
 
-    It has left a loop by `break`, and what it has set then (`stop = True`) takes it out of those around. All
+
+def flags_of_replica(parts: Mapping[str, Any], of_saver: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part with the script's variables with those flags that a replica has set as it left a loop.
+
+    It has left it by `break`, and what it has set then (`stop = True`) takes it out of those around. All
     ranks leave a loop at the same batch, so this rank's would have become the same.
     """
+    if "loop" not in of_saver or not left_by_replica(parts["loop"], of_saver["loop"]):
+        return {}
     variables = {place: dict(of_place) for place, of_place in parts.get(kept_variables.PART, {}).items()}
     for place, of_place in of_saver.get(kept_variables.PART, {}).items():
         flags = {name: value for name, value in of_place.items() if type(value) is bool}
