@@ -708,6 +708,14 @@ class Iteration:
                 self._loop.leave(self._pass, self._asked)
             self._pass = None
 
+    def let_go(self) -> bool:
+        """Let another pass take its place, if nothing was asked of it; return whether it was not."""
+        if self._pass is None or self._asked is not None:
+            return False
+        self._pass.end(left=True)
+        self._pass = None
+        return True
+
     def __del__(self) -> None:
         if self._pass is not None and not self._pass.state.ended:
             if (leaves := _who_leaves()) is not None:
@@ -844,6 +852,14 @@ def _take_ends(saved: Sequence[PassState], of_saver: Mapping[str, Any]) -> None:
             if left and not one.ended:
                 one.exit = exit_of(of_saver["passes"][at])
             one.ended, one.left = one.ended or bool(ended), one.left or bool(left)
+
+
+def left_by_replica(own: Mapping[str, Any], of_saver: Mapping[str, Any]) -> bool:
+    """Return whether a replica has left a loop over batches by `break`, which this rank was in as well."""
+    mine, other = own["numbers"].tolist(), of_saver["numbers"].tolist()
+    passes = range(min(len(own["passes"]), len(of_saver["passes"])))
+    pairs = [(_numbers_of(mine, at), _numbers_of(other, at)) for at in passes]
+    return any(one[0] == its[0] and its[2] and not one[1] for one, its in pairs)
 
 
 def _tree_of_all(kept: Sequence[PassState], count: int, stretches: int, left_by: LoopExits) -> Json:

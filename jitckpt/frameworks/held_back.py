@@ -77,7 +77,9 @@ class HeldBackPass(Pass):
         if not self._before:
             return
         generators = [drawn_from for _, drawn_from in self._before] + self._ahead
-        told = dataclasses.replace(self._before[0][0], ahead=_joined(generators))
+        # What its sampler begins with is known once the first batch is drawn: torch draws a seed before that.
+        begun = self._inner.state.begun
+        told = dataclasses.replace(self._before[0][0], ahead=_joined(generators), begun=begun)
         for field in dataclasses.fields(PassState):
             setattr(self.state, field.name, getattr(told, field.name))
 

@@ -15,14 +15,17 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from jitckpt.data import data_pass
 from jitckpt.data.data_pass import Pass
+from jitckpt.data.generators import Generators
 from jitckpt.data.random_state import RandomState
 from jitckpt.encoding import packed
 from jitckpt.frameworks import idle, lightning_checkpoints, lightning_logs, lightning_metrics, protection
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.held_back import HeldBack, HeldBackPass, is_held_back
+from jitckpt.frameworks.lightning_hooks import TRAINER, LoaderHooks
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
 from jitckpt.state.module_attributes import owners_of
 from jitckpt.state.plain_attributes import Owner, PlainAttributes
@@ -32,7 +35,7 @@ from jitckpt.worker.self_check import comparison
 _TRAINING = "_jitckpt_training"
 _LOGGED = "_jitckpt_logged"
 _TRIED = "_jitckpt_tried"  # while a tuner puts back what it has tried
-_DRAWN_FROM = "_jitckpt_drawn_from"  # the random numbers, as loaders were iterated before a training began
+_DRAWN_FROM = "_jitckpt_drawn_from"  # generators, as loaders were iterated before a training began
 STATEFUL = (
     "a loader of this training has a state of its own (StatefulDataLoader), which Lightning's sampler has no "
     "part in: after a restart the order of the samples may be another one. torch's DataLoader comes back "
@@ -59,6 +62,15 @@ BY_HAND = (
 # Hooks before a training step's own result; they were called when the restored batch was made.
 BEFORE_STEP = ("on_train_batch_start", "on_before_zero_grad")
 TUNERS = ("lr_finder", "batch_size_scaling")
+# Of a Trainer, as GradientAccumulationScheduler and EarlyStopping do; no state_dict has them.
+SET_BY_CALLBACKS = (
+    "accumulate_grad_batches",
+    "should_stop",
+    "gradient_clip_val",
+    "limit_train_batches",
+    "limit_val_batches",
+    "check_val_every_n_epoch",
+)
 SCHEDULED = ("lr", "initial_lr", "momentum", "betas", "weight_decay")
 
 
@@ -96,6 +108,7 @@ def install(trainer: ModuleType) -> None:
         _around(connector, "restore", _puts_back_what_was_tried),
         *(_around(module(f"tuner.{name}"), "_try_loop_run", _tries) for name in TUNERS),
         _around(fit, "setup_data", _set_up),
+        _around(module("loops.evaluation_loop")._EvaluationLoop, "setup_data", _set_up_validation),
         _around(fit, "on_advance_end", _epoch_ends),
         _around(epoch, "advance", _batch_begins),
         _around(automatic, "run", _optimizes),
@@ -174,15 +187,24 @@ def _set_up(call: Callable[[], Any], loop: Any) -> None:
     training = _of(loop)
     if training is not None:
         with _before_fetching(loop, lambda: training.manage_loaders(loop)):
-            call()
+            training.hooks.set_up(call, loop)
         return
     # So early where the module asks for the number of steps, as for a scheduler.
     with _before_fetching(loop, lambda: _note_random(loop.trainer)):
         call()
 
 
+def _set_up_validation(call: Callable[[], Any], loop: Any) -> None:
+    if (training := _of(loop)) is None:
+        call()
+    else:
+        training.hooks.set_up(call, loop)
+
+
 def _note_random(trainer: Any) -> None:
-    vars(trainer)[_DRAWN_FROM] = packed.pack(RandomState(None).capture())
+    loaders = trainer.fit_loop._combined_loader.flattened
+    drawn_from = [Generators(one if isinstance(one, DataLoader) else None) for one in loaders]
+    vars(trainer)[_DRAWN_FROM] = [(one, packed.pack(one.capture())) for one in drawn_from]
 
 
 @contextmanager
@@ -255,11 +277,15 @@ def _is_lightnings(callback: Any) -> bool:
 
 
 def _owners(trainer: Any) -> dict[str, Owner]:
-    """Return what keeps attributes of the script's: the module with all in it, callbacks, the datamodule."""
+    """Return what keeps attributes of the script's: the module with all in it, callbacks, the datamodule.
+
+    And the trainer, where callbacks change how it trains.
+    """
     others = numbered(trainer.callbacks)
     others |= {} if trainer.datamodule is None else {"datamodule": trainer.datamodule}
     modules = owners_of(trainer.lightning_module)
-    return {f"module {name}": one for name, one in modules.items()} | owners_among(others)
+    owners = {f"module {name}": one for name, one in modules.items()} | owners_among(others)
+    return owners | {TRAINER: Owner(trainer, lambda name, value: name in SET_BY_CALLBACKS)}
 
 
 def _adding_to_checkpoints(trainer: Any) -> str:
@@ -299,6 +325,7 @@ class LightningTraining:
         parameter = next(trainer.model.parameters())
         self._random = RandomState(parameter.device if parameter.device.type == "cuda" else None)
         self._attributes = PlainAttributes(_owners(trainer))
+        self.hooks = LoaderHooks(trainer, self._attributes)
         try:
             self._before = self._take()
         except Exception as error:
@@ -333,6 +360,7 @@ class LightningTraining:
             "returned": self._returned,
             "logs": lightning_logs.state_of(trainer),
             "attributes": self._attributes.changed(),
+            "loaders": self.hooks.state(),
             "logged": {
                 key: lightning_metrics.state_of(one)
                 for key, one in trainer.fit_loop.epoch_loop._results.items()
@@ -384,6 +412,8 @@ class LightningTraining:
         loaded, trainer = self._loaded, self.trainer
         assert loaded is not None
         trainer.fit_loop.load_state_dict(loaded["loops"]["fit_loop"])
+        self._again = self._is_to_write = True
+        self.hooks.call_again(loaded.get("loaders", {}))
         for one in trainer.callbacks:
             if one.state_key in loaded["callbacks"]:
                 one.load_state_dict(loaded["callbacks"][one.state_key])
@@ -392,7 +422,6 @@ class LightningTraining:
         lightning_checkpoints.put_back(trainer, loaded.get("checkpoints", {}))
         self._before = {name: loaded.get(name, {}) for name in TAKEN}
         self._put_back()
-        self._again = self._is_to_write = True
         self._is_known = trainer.lightning_module.automatic_optimization and lightning_metrics.can_be_made(
             loaded["logged"]
         )
@@ -411,15 +440,19 @@ class LightningTraining:
         self._managed = [_Loader(self, one, at == 0, held_back) for at, one in enumerate(combined.flattened)]
         combined.flattened = self._managed
 
-    def take_loaders_over(self, loop: Any, drawn_from: bytes) -> None:
-        """Iterate loaders anew that were iterated before this was there, with the random numbers of then."""
-        if loop._combined_loader is None:
+    def take_loaders_over(self, loop: Any, drawn_from: list[tuple[Generators, bytes]]) -> None:
+        """Iterate loaders anew that were iterated before this was there, with the random numbers of then.
+
+        drawn_from: the process's generators and those of each loader, as they were before.
+        """
+        if loop._combined_loader is None or self._managed:
             return
         self.manage_loaders(loop)
         module: Any = importlib.import_module(type(loop).__module__)
         random = RandomState(None)
         now = packed.pack(random.capture())
-        random.restore(packed.unpack(drawn_from))
+        for of_loader, state in drawn_from:
+            of_loader.restore(packed.unpack(state))
         loop._data_fetcher.teardown()
         loop._data_fetcher = module._select_data_fetcher(self.trainer, module.RunningStage.TRAINING)
         loop._data_fetcher.setup(loop._combined_loader)
@@ -512,7 +545,9 @@ class LightningTraining:
         trainer, loaded = self.trainer, self._loaded
         self.protection.put_back()
         lightning_logs.put_back(trainer, loaded["logs"])
-        self._attributes.restore(loaded["attributes"])
+        # As a training begins, callbacks look at what they have changed of the trainer.
+        put = {path: of for path, of in loaded["attributes"].items() if not (self._again and path == TRAINER)}
+        self._attributes.restore(put)
         say_problems(self._attributes)
         for config, state in zip(trainer.lr_scheduler_configs, loaded["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)
@@ -555,7 +590,7 @@ class _Loader(Managed):
 
     def _begun(self) -> Iterator[Any]:
         if self._is_first:
-            self._training.epoch_ends()  # where loaders are made anew they are iterated twice
+            self._training.epoch_ends()
             self._protection.begin_epoch()
         iteration = super().__iter__()
         self._newest = None if self.iteration is None else self.iteration.begun
@@ -563,6 +598,8 @@ class _Loader(Managed):
 
     def leave(self) -> None:
         """End its pass, also one that gave all its batches: the last of them was held back."""
+        if self.iteration is not None and self.iteration.let_go():
+            return  # where loaders are made anew they are iterated twice
         super().leave()
         if self._newest is not None and not self._newest.state.ended:
             self._protection.job.loop.leave(self._newest)

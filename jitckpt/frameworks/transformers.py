@@ -17,9 +17,10 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from jitckpt.data import data_pass, generators
-from jitckpt.frameworks import protection, read_ahead
+from jitckpt.frameworks import protection, read_ahead, transformers_others
 from jitckpt.frameworks.attributes import numbered, owners_among, say_problems
 from jitckpt.frameworks.protection import FrameworkProtection, Managed
 from jitckpt.state import parallel
@@ -324,11 +325,12 @@ class TransformersTraining:
         self._epochs_before, self._steps_before = self.first_epoch, trainer.state.global_step
         owners = owners_among(numbered(trainer.callback_handler.callbacks))
         self._attributes = PlainAttributes(owners | {"Trainer": Owner(trainer, _is_not_the_trainers)})
+        others = transformers_others.found_in(trainer, model)
         self._protection = protection.begin(
             _version(),
-            model=model,
-            optimizers=[protection.inner(trainer.optimizer)],
-            schedulers=[trainer.lr_scheduler],
+            model=nn.ModuleList([model, *others.modules]) if others.modules else model,
+            optimizers=[protection.inner(trainer.optimizer), *others.optimizers],
+            schedulers=[trainer.lr_scheduler, *others.schedulers],
             scaler=getattr(trainer.accelerator, "scaler", None),
             progress=self,
             left_out=_left_out(trainer),

@@ -3,9 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import torch
-
-from jitckpt.data.loop import Loop
+from jitckpt.data.loop import Loop, left_by_replica
 from jitckpt.encoding import strides
 from jitckpt.saves import folders
 from jitckpt.saves.folders import SavedState
@@ -81,9 +79,10 @@ def load(
             )
     local = completed(own, document["local"])
     parts = host_state.local_parts(local, local_tensors, host.device)
-    is_whole = _restore_loop(choice, document, tensors, parts, loop)
+    of_saver = host_state.local_parts(document["local"], tensors, None)
+    is_whole = _restore_loop(choice, of_saver, parts, loop)
     if not (is_whole or made_up):
-        parts |= iteration_made_up(parts)
+        parts |= behind_iteration(parts, of_saver)
     is_half = "loop" in parts and is_half_written(local, loop.last_boundary, choice.step)
     if is_half or not (is_whole or made_up):
         reporter.warn(
@@ -115,6 +114,28 @@ def iteration_made_up(parts: Mapping[str, Any]) -> dict[str, Any]:
     """
     variables, counted = parts.get(kept_variables.PART), parts.get(counters.PART)
     return {kept_variables.PART: counters.made_up(variables, counted)} if variables and counted else {}
+
+
+def behind_iteration(parts: Mapping[str, Any], of_saver: Mapping[str, Any]) -> dict[str, Any]:
+    """Return that part, with what a replica tells that has come to the end of the iteration, too."""
+    made_up = iteration_made_up(parts)
+    return made_up | flags_of_replica({**parts, **made_up}, of_saver)
+
+
+def flags_of_replica(parts: Mapping[str, Any], of_saver: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the part with the script's variables with those flags that a replica has set as it left a loop.
+
+    It has left it by `break`, and what it has set then (`stop = True`) takes it out of those around. All
+    ranks leave a loop at the same batch, so this rank's would have become the same.
+    """
+    if "loop" not in of_saver or not left_by_replica(parts["loop"], of_saver["loop"]):
+        return {}
+    variables = {place: dict(of_place) for place, of_place in parts.get(kept_variables.PART, {}).items()}
+    for place, of_place in of_saver.get(kept_variables.PART, {}).items():
+        flags = {name: value for name, value in of_place.items() if type(value) is bool}
+        if flags:
+            variables[place] = variables.get(place, {}) | flags
+    return {kept_variables.PART: variables} if variables else {}
 
 
 def what_is_lost(rank: int, step: int, parts: Mapping[str, Any], stood: Mapping[str, Any] | None) -> str:
@@ -151,16 +172,9 @@ def completed(own: Mapping[str, Any] | None, others: Mapping[str, Any]) -> Mappi
     return {**own, "trees": {name: own["trees"].get(name, tree) for name, tree in others["trees"].items()}}
 
 
-def _restore_loop(
-    choice: Choice,
-    document: Mapping[str, Any],
-    tensors: Mapping[str, torch.Tensor],
-    parts: Mapping[str, Any],
-    loop: Loop,
-) -> bool:
+def _restore_loop(choice: Choice, of_saver: Mapping[str, Any], parts: Mapping[str, Any], loop: Loop) -> bool:
     """Return whether it is known that nothing is missing of what this rank did after the optimizer step."""
     if "loop" not in parts:
         loop.count_from(choice.step)
         return True
-    of_saver = host_state.local_parts(document["local"], tensors, None).get("loop")
-    return loop.restore(parts["loop"], of_saver, choice.step)
+    return loop.restore(parts["loop"], of_saver.get("loop"), choice.step)

@@ -57,12 +57,19 @@ CODES = {"OPTIMIZER": "AdamW8bit", "TORCHDYNAMO_DISABLE": "1"}
 AT_PLACES = {
     "transformers, accumulated": Program(("transformers",), "transformers_accumulated.py"),
     "transformers, logged": Program(("transformers",), "transformers_accumulated.py", {"LOGS": "1"}),
+    "transformers, two networks": Program(("transformers",), "transformers_two_networks.py"),
     "trl": Program(("trl", "peft"), "trl_sft.py"),
     "lightning, a GAN": Program(("lightning",), "lightning_gan.py"),
     "lightning, hooks": Program(("lightning", "torchmetrics"), "lightning_hooks.py"),
     "lightning, checkpoints": Program(("lightning",), "lightning_checkpoints.py"),
+    "lightning, accumulated": Program(("lightning",), "lightning_accumulated.py"),
+    "lightning, a datamodule": Program(("lightning",), "lightning_datamodule.py"),
+    "lightning, loaders made anew": Program(
+        ("lightning",), "lightning_datamodule.py", {"RELOAD": "2", "ESTIMATE": "1"}
+    ),
     "lightning, a stream": Program(("lightning", "torchmetrics"), "lightning_hooks.py", {"LOADER": "stream"}),
     "deepspeed, fp16": Program(("deepspeed",), FILES["deepspeed"], {"PRECISION": "fp16"}),
+    "accelerate, a trigger": Program(("accelerate",), "accelerate_trigger.py"),
     "accelerate, variables": Program(("accelerate",), "accelerate_variables.py"),
 }
 # Whose optimizers' state is made of codes and scales (test_torchao.py).

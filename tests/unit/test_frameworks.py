@@ -245,6 +245,17 @@ def test_a_pass_that_holds_its_last_batch_back_goes_on(
     goes_on(lambda: HeldBack(base(), lambda: 1), left_out=1)
 
 
+def test_one_whose_loader_has_a_generator_does() -> None:
+    """Its first batch came with another order: the loader draws a seed before its sampler draws."""
+
+    def with_generator() -> HeldBack:
+        generator = torch.Generator().manual_seed(7)
+        inner = DataLoader(Noisy(), batch_size=2, shuffle=True, generator=generator)
+        return HeldBack(inner, lambda: 1)
+
+    goes_on(with_generator, left_out=1)
+
+
 def one_ahead(one: Pass, number: int) -> list[torch.Tensor]:
     """Train with batches, the next of which is drawn before each, as Lightning does with a stream."""
     found, ahead = [], one.next()

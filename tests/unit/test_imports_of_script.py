@@ -4,12 +4,15 @@ import subprocess
 import sys
 from importlib import metadata
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from jitckpt import cli
+from jitckpt.cli import doctor
 from jitckpt.doctor import imports
 
-INSTALLED = {"transformers": "9.1", "accelerate": "9.2", "megatron-core": "9.3"}
+INSTALLED = {"jitckpt": "9.0", "transformers": "9.1", "accelerate": "9.2", "megatron-core": "9.3"}
 
 
 @pytest.fixture(autouse=True)
@@ -64,6 +67,21 @@ def test_a_module_that_is_run_is_a_frameworks_own() -> None:
     told = imports.sentence(["-m", "transformers.train"])
     assert told is not None
     assert told.startswith("transformers 9.1")
+
+
+@pytest.mark.parametrize("options", [(), ("--device", "softgpu")])
+def test_the_doctor_names_it_at_once(
+    options: tuple[str, ...],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without an option before the script it named none: argparse takes a `--` that comes first."""
+    script = tmp_path / "train.py"
+    script.write_text("import transformers")
+    monkeypatch.setattr(doctor, "import_module", lambda name: SimpleNamespace(main=lambda arguments: 0))
+    assert cli.main(["doctor", *options, "--", str(script)]) == 0
+    assert "transformers 9.1: imported" in capsys.readouterr().err
 
 
 def test_nothing_of_torch_is_needed_for_it() -> None:

@@ -200,6 +200,29 @@ def test_a_training_that_stands_in_its_iteration_goes_on_behind_it() -> None:
         assert counting(going, lambda frame, step: None) == undisturbed, step
 
 
+def test_a_rank_that_was_killed_takes_the_flags_of_one_that_has_left_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Else one goes on with the next epoch, and the other is behind the loops: they wait for each other."""
+    monkeypatch.setattr(
+        restoring, "left_by_replica", lambda own, of_saver: own == "in" and of_saver == "left"
+    )
+    own = {
+        "loop": "in",
+        PART: {"here": {"best": 3.0, "bad": 4, "step": 7}},
+        counters.PART: {"here": ["step"]},
+    }
+    saver = {"loop": "left", PART: {"here": {"best": 2.0, "bad": 5, "stop": True}, "there": {"goes": False}}}
+    found = restoring.behind_iteration(own, saver)[PART]
+    assert found == {"here": {"best": 3.0, "bad": 4, "step": 8, "stop": True}, "there": {"goes": False}}
+    assert restoring.behind_iteration(own, saver | {"loop": "in"})[PART]["here"].keys() == {
+        "best",
+        "bad",
+        "step",
+    }
+    assert restoring.behind_iteration({}, {}) == {}
+
+
 def test_a_counter_of_a_rank_that_was_killed_in_its_iteration_is_not_one_behind() -> None:
     keeper = Keeper()
     killed: list[dict[str, dict[str, Any]]] = []
