@@ -18,6 +18,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from jitckpt.agent.health import SUSPECT, HostReports
 from jitckpt.agent.local_state_saves import write_local_states
 from jitckpt.agent.memory_tier import MemoryTier
+from jitckpt.agent.migration import foretold
 from jitckpt.agent.migration.followed_snapshots import FollowedSnapshots
 from jitckpt.agent.migration.going_back import MadeAgain
 from jitckpt.agent.migration.host_dumps import HostDumps
@@ -385,8 +386,11 @@ class WorkerProcesses(PContext):
     def _departure(self) -> dict[str, Any]:
         """Return what has all ranks of this host go on on another one, if there may be one."""
         secret, moves = self._settings.secret, self._settings.move_broken
-        if self._mover is None or self._hosts is None or self._facts is None or secret is None or not moves:
+        if self._mover is None or self._hosts is None or not moves:
             return {}
+        foretell = partial(foretold.tell, self._log, say, self._hosts, secret, self._settings.state_on_device)
+        if self._facts is None or secret is None:
+            return {"foretell": foretell}
         departure = Departure(
             self._mover,
             self._hosts,
@@ -402,16 +406,12 @@ class WorkerProcesses(PContext):
             known=lambda: self.supervisor.ranks,
         )
 
-        def can_leave() -> bool:
-            registered = any(event["event"] == "registered" for event in self._log.events)
-            return not registered and departure.is_possible()
-
         def leave(orders: Mapping[int, bytes]) -> bool:
             if has_left := departure.leave(orders):
                 self._stop_looking()
             return has_left
 
-        return {"can_leave": can_leave, "leave": leave}
+        return {"can_leave": departure.is_possible, "leave": leave, "foretell": foretell}
 
     def _stop_looking(self) -> None:
         """Look at the ranks' memory no more."""

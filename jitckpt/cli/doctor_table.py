@@ -239,7 +239,8 @@ def try_transparent(
             status = f"no minibatch was run again in {args.time_limit:.0f} s"
         rows = moves.check_transparent(events, ranks, "" if seen else status)
         if seen:
-            rows += moves.check_moves(*seen[0])
+            calls_init = any(event["event"] == "registered" for event in events)
+            rows += moves.check_moves(*seen[0], calls_init=calls_init)
         return rows, "" if seen else (folder / OUTPUT).read_text()[-SHOWN_OUTPUT:]
 
 

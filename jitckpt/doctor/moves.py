@@ -7,6 +7,7 @@ from jitckpt.doctor.checks import Row
 from jitckpt.events import Event
 
 GUIDE = "docs/guides/broken-device.md"
+ALL_AT_ONCE = "where all hosts that have a state may be left at once: --no-state-on-device"
 _SENTENCE = re.compile(r"Process \d+ \((.*?)\) has (.*)\.$")
 
 
@@ -23,8 +24,13 @@ def check_transparent(events: Sequence[Event], ranks: int, status: str) -> list[
     return rows or [Row("script", "ok", f"{ranks} ranks ran a minibatch again, bit for bit")]
 
 
-def check_moves(here: Mapping[int, Sequence[str]], elsewhere: Mapping[int, Sequence[str]]) -> list[Row]:
-    """Judge what keeps ranks from being moved: sentences, by rank. here: on their host."""
+def check_moves(
+    here: Mapping[int, Sequence[str]], elsewhere: Mapping[int, Sequence[str]], *, calls_init: bool = False
+) -> list[Row]:
+    """Judge what keeps ranks from being moved: sentences, by rank. here: on their host.
+
+    calls_init: the script calls jitckpt.init.
+    """
     if not here:
         return []
     rows = [Row("moves", "warning", text, f"CRIU can't make it anew: {GUIDE}") for text in _of_ranks(here)]
@@ -32,8 +38,11 @@ def check_moves(here: Mapping[int, Sequence[str]], elsewhere: Mapping[int, Seque
     rows += [
         Row("moves", "warning", text, f"it can't go on on another host: {GUIDE}") for text in _of_ranks(there)
     ]
+    if calls_init:
+        found = "the script calls jitckpt.init"
+        rows.append(Row("moves", "warning", found, f"it does not go on on another host: {GUIDE}"))
     found = "CRIU can make the ranks' processes anew, here and on another host"
-    return rows or [Row("moves", "ok", found)]
+    return rows or [Row("moves", "ok", found, ALL_AT_ONCE)]
 
 
 def _of_ranks(obstacles: Mapping[int, Sequence[str]]) -> list[str]:

@@ -111,7 +111,7 @@ class Hosts:
         self._loop = asyncio.new_event_loop()
         self._closing = asyncio.Event()
         self._kept_for: dict[int, list[bytes]] = {}  # hosts in whose places others are about to come
-        self._awaited: list[asyncio.Task[None]] = []  # that their agents are there
+        self._looks: dict[int, asyncio.Task[None]] = {}  # that the agents of those who are to call are there
         self._leave = Leave(index, lambda host, message: self._send(message, host))
         self._strangers: dict[asyncio.Task[Any], asyncio.StreamWriter] = {}  # oldest first
         self._thread = threading.Thread(target=self._run, name="jitckpt-hosts", daemon=True)
@@ -234,9 +234,8 @@ class Hosts:
         called = self._connected if self._takes_place else range(self.index)
         callers = [asyncio.create_task(self._call(host)) for host in called]
         if not self._takes_place:
-            callers += [
-                asyncio.create_task(self._await_call(host)) for host in range(self.index + 1, len(self.all))
-            ]
+            for host in range(self.index + 1, len(self.all)):
+                self._looks[host] = asyncio.create_task(self._await_call(host))
         heart = asyncio.create_task(self._beat())
         await self._closing.wait()
         for server in servers:
@@ -361,6 +360,8 @@ class Hosts:
         self._beats_missed[host] = 0
         self._writers[host] = writer
         self._connected[host].set()
+        if look := self._looks.pop(host, None):
+            look.cancel()  # else it would look there when the host has left for another
         for message in self._kept_for.pop(host, []):
             writer.write(message)
         self._leave.comes(host)
@@ -428,7 +429,7 @@ class Hosts:
         kept = self._kept_for[host] = []
         self._leave.awaits(host)
         self._loop.call_later(self._patience, self._give_up_waiting, host, kept)
-        self._awaited.append(self._loop.create_task(self._await_call(host)))
+        self._looks[host] = self._loop.create_task(self._await_call(host))
 
     def _give_up_waiting(self, host: int, kept: list[bytes]) -> None:
         if self._kept_for.get(host) is kept:  # else it has come, and another is awaited since

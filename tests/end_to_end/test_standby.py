@@ -11,7 +11,7 @@ from criu_here import criu_of_this_machine
 from final_lines import finals
 from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
 from namespaces import Namespaces, namespaces
-from test_broken_device import SCRIPT
+from test_broken_device import EXAMPLES, SCRIPT
 
 from jitckpt.events import Event, read_events
 from jitckpt.rehearsal.namespaces import APART, ip
@@ -158,6 +158,10 @@ def first_goes_on_elsewhere(
     assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert [len(finals(one.out)) for one in ended] == [0, 2, 2], told
     assert "so the job needs it to the end" in ended[0].err
+    foretold = ended[0].err.index("don't switch it off before the job is over")  # and what may go along
+    assert (
+        foretold < ended[0].err.index("--no-state-on-device keeps it in host memory") < told.index("broken")
+    )
     assert "this host has the ranks of host 0, which stays without: ranks 0, 1." in ended[2].err
     (moved,) = moves(launcher)
     assert (moved["host"], moved["ranks_of"], moved["ranks"]) == (2, 0, [0, 1])
@@ -332,6 +336,33 @@ def test_what_keeps_ranks_from_leaving_their_host_is_said_at_the_start(
     assert all("to another host: " in line and "10.79.0.1:29400" in line for line in said)
     assert all("has a gloo group, by which ranks are connected by TCP" in line for line in said), said
     assert ended[0].err.count("could not be moved to another host: ") == 2, ended[0].err
+
+
+# Which calls jitckpt.init.
+WITH_INIT = f"""
+import runpy, sys
+sys.path.insert(0, {str(EXAMPLES)!r})
+sys.argv = [{str(EXAMPLES / "train_gpt.py")!r}, "--steps", "14"]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def test_ranks_of_a_script_that_calls_init_start_again_and_that_is_said_at_the_start(
+    launcher: Launcher, hosts: Namespaces
+) -> None:
+    started = job(launcher, hosts, ["rank=3 step=8"], 1, "--max-restarts", "1", script=WITH_INIT)
+    ended = [launcher.finish(one) for one in started]
+    told = "\n=====\n".join(one.err for one in ended)
+    assert [one.status for one in ended] == [0] * 3, told
+    assert moves(launcher) == []
+    for one in ended[:2]:
+        assert one.err.count("so ranks of this host do not go on on another one: where a device is") == 1, (
+            told
+        )
+    said = ended[1].err
+    assert said.index("has called jitckpt.init") < said.index("is broken: it fails with a new server, too")
+    (restart,) = [one for one in read_events(launcher.directory / "ck0")[0] if one["event"] == "restart"]
+    assert restart["step"] >= 6, told
 
 
 EARLIER = 200_000  # seconds

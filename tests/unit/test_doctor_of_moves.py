@@ -43,5 +43,12 @@ def test_what_keeps_ranks_is_named_once_with_the_ranks() -> None:
 
 
 def test_nothing_in_the_way() -> None:
-    assert [row.state for row in check_moves({0: []}, {0: []})] == ["ok"]
+    (row,) = check_moves({0: []}, {0: []})
+    assert (row.state, "--no-state-on-device" in row.advice) == ("ok", True)
     assert check_moves({}, {}) == [], "nobody was seen"
+
+
+def test_a_script_that_calls_init_stays_on_its_host() -> None:
+    (row,) = check_moves({0: []}, {0: []}, calls_init=True)
+    assert (row.state, row.found) == ("warning", "the script calls jitckpt.init")
+    assert "another host" in row.advice

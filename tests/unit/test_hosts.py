@@ -112,6 +112,21 @@ def test_who_comes_in_a_hosts_place_has_its_own_store_in_reserve(meeting: Meetin
     assert (a.is_changed, a.all[1]) == (True, coming)
 
 
+def test_nobody_looks_for_a_host_any_more_that_another_one_has_come_for(meeting: Meeting) -> None:
+    """It may have been awaited a moment ago: nobody listens where it was, which is no loss of the other."""
+    a, b = meeting.meet(2)
+    listener = connections.listen("127.0.0.1")
+    coming = replace(b.all[1], port=listener.getsockname()[1])
+    assert b.hand_over(coming, PATIENCE)
+    b.close()
+    meeting.hosts.remove(b)
+    time.sleep(2 * connections.HEARTBEAT)  # until whoever looks for it has done so
+    meeting.hosts.append(Hosts(1, [a.all[0], coming], listener, SECRET, PATIENCE, takes_place=True))
+    meeting.hosts[-1].connect(PATIENCE)
+    meeting.hosts[-1].send(0, TakesIn("here"))
+    assert take(a) == Arrived(1, TakesIn("here"))
+
+
 class GivenRanks:
     """Three hosts, of which the first stays without its rank. comes: it goes on on one more."""
 

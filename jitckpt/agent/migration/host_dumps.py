@@ -12,6 +12,7 @@ from functools import partial
 from typing import Any
 
 from jitckpt.agent.migration import looked_at
+from jitckpt.agent.migration.foretold import calls_init
 from jitckpt.agent.migration.move import LIMIT, MoveError, Mover, peeked
 from jitckpt.agent.migration.shelf import Draft, Shelf, Size
 from jitckpt.agent.migration.side_by_side import all_of, side_by_side
@@ -127,7 +128,7 @@ class HostDumps:
 
     def _look(self) -> dict[int, Carried]:
         """Return how the belongings of each rank's processes are carried. Raises MoveError or OSError."""
-        if any(event["event"] == "registered" for event in self._log.events):
+        if calls_init(self._log):
             raise MoveError("The script has called jitckpt.init, which makes saves of its own.")
         return {rank: self.mover.look(rank, elsewhere=True, into_memory=False) for rank in self._ranks}
 

@@ -15,6 +15,7 @@ from functools import partial
 from typing import Any
 
 from jitckpt.agent.migration import packing
+from jitckpt.agent.migration.foretold import calls_init
 from jitckpt.agent.migration.image_transfer import send_file
 from jitckpt.agent.migration.move import Dumped, MoveError, Mover, peeked, reap
 from jitckpt.agent.migration.packing import Packer
@@ -105,7 +106,12 @@ class Departure:
         self._handed_over = False
 
     def is_possible(self) -> bool:
-        """Return whether there is a host to go to. If there is none it waits for one, but once only."""
+        """Return whether there is a host to go to. If there is none it waits for one, but once only.
+
+        A script that calls jitckpt.init stays: whoever has its ranks would have to know what they have said.
+        """
+        if calls_init(self._log):
+            return False
         now = time.monotonic()
         if self._until is None:
             self._until = now + self._wait

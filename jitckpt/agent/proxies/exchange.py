@@ -15,12 +15,14 @@ class ExchangeSettings:
 
     rehearsed: what a server finds in its environment on a device that is broken in a rehearsal. move: makes
     ranks' worker processes anew, too; None: they stay. check: says what would keep it from doing so.
+    foretell: says what else is to be known of moves.
     """
 
     names: tuple[str, ...]
     rehearsed: Mapping[str, str]
     move: Callable[[Sequence[int]], None] | None = None
     check: Callable[[int], None] | None = None
+    foretell: Callable[[], None] | None = None
     can_leave: Callable[[], bool] | None = None
     leave: Callable[[Mapping[int, bytes]], bool] | None = None
 
@@ -62,6 +64,8 @@ class Exchange:
         for rank in self._devices.of:
             if self._settings.check is not None:
                 self._settings.check(rank)
+        if self._settings.foretell is not None:
+            self._settings.foretell()
 
     def hear(self, rank: int, stopped: Stopped) -> bool:
         """Take note of how a rank has come to rest; return whether it goes on with another device."""
