@@ -14,8 +14,9 @@ from jitckpt.state import module_attributes
 from jitckpt.state.kept_variables import place_inside
 from jitckpt.system.installed import is_scripts_class
 from jitckpt.worker.frames import place_of
-from jitckpt.worker.reached_values import attributes_in
+from jitckpt.worker.reached_values import attributes_in, attributes_set_in
 from jitckpt.worker.value_marks import (
+    ARRAYS,
     CONTAINERS,
     NUMBERS,
     REFERENCES,
@@ -126,7 +127,7 @@ def in_loaders(
             if name not in kept_there
         }
         if id(one) in own_samplers or isinstance(one, Sampler):
-            found |= _used_of(one, code, kept)
+            found |= _used_of(one, code, kept) | _set_of(one, code, attributes, kept)
         for name, mark in found.items():
             marks.setdefault(name, []).append(mark)
     return {**marks}
@@ -146,6 +147,26 @@ def _used_of(sampler: Any, code: CodeType, kept: set[object]) -> dict[str, objec
         for name in used & found.keys()
         if type(found[name]) in CONTAINERS and (id(sampler), name) not in kept
         for mark in marks_inside(name, found[name], set()).values()
+    }
+
+
+def _set_of(sampler: Any, code: CodeType, carried: frozenset[str], kept: set[object]) -> dict[str, object]:
+    """Return marks of a sampler's numbers, texts and arrays that a loop sets, or a method that it calls.
+
+    carried: attributes that the loop and the functions that it calls carry on. What the sampler's own code
+    sets as it draws, a pass makes again.
+    """
+    kind: Any = type(sampler)
+    called = [getattr(kind, name, None) for name in attributes_in(code)]
+    methods = [one.__code__ for one in called if isinstance(one, FunctionType)]
+    drawing = getattr(kind, "__iter__", None)
+    as_drawn = attributes_set_in(drawing.__code__) if isinstance(drawing, FunctionType) else frozenset()
+    by_others = frozenset().union(carried, *map(attributes_set_in, methods)) - as_drawn
+    found = dict_of(sampler)
+    return {
+        f"{kind.__qualname__}.{name}": rebound(found[name])
+        for name in (by_others | attributes_set_in(code)) & found.keys()
+        if isinstance(found[name], (*NUMBERS, str, *ARRAYS)) and (id(sampler), name) not in kept
     }
 
 

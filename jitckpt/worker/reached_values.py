@@ -220,6 +220,15 @@ def attributes_in(code: CodeType) -> frozenset[str]:
 
 
 @cache
+def attributes_set_in(code: CodeType) -> frozenset[str]:
+    """Return the attributes that some code sets, of whatever object."""
+    found = {one.argval for one in instructions_of(code) if one.opname == "STORE_ATTR"}
+    return frozenset(found).union(
+        *(attributes_set_in(one) for one in code.co_consts if isinstance(one, CodeType))
+    )
+
+
+@cache
 def _outside(code: CodeType) -> tuple[frozenset[str], set[str]]:
     """Return the global variables that a function reads, and those of others that it sets."""
     loaded: set[str] = set()

@@ -871,6 +871,33 @@ def by_settings_that_look_for_their_attributes(loop: Loop) -> None:
         assert lookup.rate < 1
 
 
+class Shifted(torch.utils.data.Sampler[int]):
+    """The script tells it where to begin; what it counts as it draws is its own affair."""
+
+    def __init__(self) -> None:
+        self.first, self.level, self.given, self.phase = 0, 0.0, 0, "easy"
+
+    def __iter__(self) -> Iterator[int]:
+        for index in range(self.first, self.first + 4):
+            self.given += 1
+            yield index
+
+    def raise_level(self) -> None:
+        self.level += 0.1
+
+
+def by_numbers_of_samplers(loop: Loop) -> None:
+    """Those of another loader, while a pass over the first one goes on."""
+    sampler = Shifted()
+    other = torch.utils.data.DataLoader(Samples(), sampler=sampler)
+    for batch in loop:
+        sampler.first += 1
+        sampler.raise_level()
+        sampler.phase = str(batch)
+        assert next(iter(sampler)) >= 0
+    assert other.sampler is sampler
+
+
 def by_samplers(loop: Loop) -> None:
     buckets: Any = Buckets()
     third = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(4)), batch_sampler=buckets)
@@ -1204,6 +1231,7 @@ def by_iterators_in_a_loop_of_the_job(loop: Loop) -> None:
         (by_what_it_is_told, {"Lazy.told"}),
         (by_objects_of_libraries, {"seeds", "noise.spawn()", "points", "waiting", "lines"}),
         (by_settings_that_look_for_their_attributes, {"settings", "lookup.values"}),
+        (by_numbers_of_samplers, {"Shifted.first", "Shifted.level", "Shifted.phase"}),
         (by_samplers, {"WeightedRandomSampler.weights", "Hardest.losses"}),
         (in_place, {"weights", "centres"}),
         (by_setting, {"memory.level", "memory.mean", "flags.rate"}),

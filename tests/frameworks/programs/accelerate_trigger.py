@@ -21,7 +21,7 @@ def main():
         model, optimizer, DataLoader(data, batch_size=6, shuffle=True)
     )
     best, bad, stop = None, 0, False
-    for epoch in range(6):  # noqa: B007
+    for epoch in range(6):
         for points, labels in loader:
             loss = nn.functional.cross_entropy(model(points), labels)
             optimizer.zero_grad()
