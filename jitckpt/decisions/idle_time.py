@@ -4,6 +4,7 @@ GEMINI profiles the first minibatches, and Algorithm 2 (traffic.py) cuts a snaps
 between the training's own collectives.
 """
 
+import math
 from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
@@ -143,10 +144,11 @@ def least_every(
 ) -> int | None:
     """Return the least number of minibatches whose idle time carries a snapshot; None if there is none."""
     room = CAUTION * found.idle_seconds * bytes_per_second
-    if room <= 0:
+    if room <= 0 or found.seconds <= 0:
         return None
     first = max(1, int(snapshot_bytes / room))  # fewer have not the time
-    for every in range(first, 2 * first + 4):
+    late = math.ceil(copied_seconds / found.seconds)  # so many have nothing to send yet
+    for every in range(first, late + 2 * first + 4):
         if plan(found, snapshot_bytes, every, copied_seconds, bytes_per_second) is not None:
             return every
     return None

@@ -202,7 +202,7 @@ class Leaving:
     def departure(self, wait: float = 0.0) -> Departure:
         mover: Any = self.mover
         hosts: Any = self.hosts
-        log: Any = SimpleNamespace(write=lambda *_, **__: None)
+        log: Any = SimpleNamespace(write=lambda *_, **__: None, events=())
         return Departure(
             mover,
             hosts,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from jitckpt._memory_tier import Pace
@@ -116,6 +116,7 @@ def test_slots_lie_in_idle_spans_and_carry_all(
 
 
 @given(minibatches, st.floats(1e3, 1e8), st.floats(0, 0.5), st.floats(1e6, 1e9))
+@example((0.0735, [(0.001, 0.0635)]), 9501.0, 0.5, 1e6)  # copied for several minibatches
 def test_so_often_is_the_most_often_that_idle_time_carries(
     minibatch: Minibatch, size: float, copied: float, rate: float
 ) -> None:
