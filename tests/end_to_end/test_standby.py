@@ -159,10 +159,6 @@ def first_goes_on_elsewhere(
     assert finals("".join(one.out for one in ended)) == undisturbed, told
     assert [len(finals(one.out)) for one in ended] == [0, 2, 2], told
     assert "so the job needs it to the end" in ended[0].err
-    foretold = ended[0].err.index("don't switch it off before the job is over")  # and what may go along
-    assert (
-        foretold < ended[0].err.index("--no-state-on-device keeps it in host memory") < told.index("broken")
-    )
     assert "this host has the ranks of host 0, which stays without: ranks 0, 1." in ended[2].err
     (moved,) = moves(launcher)
     assert (moved["host"], moved["ranks_of"], moved["ranks"]) == (2, 0, [0, 1])
@@ -195,7 +191,10 @@ def test_both_ranks_of_the_first_host_go_on_on_one_that_stands_by(
     (launcher.directory / "steps").unlink(missing_ok=True)
     script = TRAINING.replace(STEP, STEP + ITS_PID)
     started = job(launcher, hosts, [f"rank={broken} step=8"], standbys=1, script=script)
-    _, moved = first_goes_on_elsewhere(launcher, started, undisturbed)
+    ended, moved = first_goes_on_elsewhere(launcher, started, undisturbed)
+    told = "".join(one.err for one in ended)
+    foretold = told.index("don't switch it off before the job is over")  # and what may go along
+    assert foretold < told.index("--no-state-on-device keeps it in host memory") < told.index("broken")
     assert min(moved[phase] for phase in ("bytes", "dump", "transfer", "restore")) > 0
     steps = (launcher.directory / "steps").read_text().split()
     assert len(steps) == len(set(steps)) == 4 * 14
@@ -351,19 +350,18 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def test_ranks_of_a_script_that_calls_init_start_again_and_that_is_said_at_the_start(
     launcher: Launcher, hosts: Namespaces
 ) -> None:
+    """The other ranks are in the middle of a recovery, and save nothing."""
     started = job(launcher, hosts, ["rank=3 step=8"], 1, "--max-restarts", "1", script=WITH_INIT)
     ended = [launcher.finish(one) for one in started]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0] * 3, told
     assert moves(launcher) == []
-    for one in ended[:2]:
-        assert one.err.count("so ranks of this host do not go on on another one: where a device is") == 1, (
-            told
-        )
+    assert all("so ranks of this host do not go on on another one: where" in one.err for one in ended[:2]), (
+        told
+    )
     said = ended[1].err
     assert said.index("has called jitckpt.init") < said.index("is broken: it fails with a new server, too")
-    (restart,) = [one for one in read_events(launcher.directory / "ck0")[0] if one["event"] == "restart"]
-    assert restart["step"] >= 6, told
+    assert "The job succeeded after 1 restart." in told
 
 
 EARLIER = 200_000  # seconds

@@ -9,7 +9,7 @@ LEADER = 0
 
 CALLS_INIT = (
     "the script has called jitckpt.init, so ranks of this host do not go on on another one: where a device "
-    "is broken, and none is free here, the job starts again from a save."
+    "is broken, and none is free here, the job starts again from its newest save (save_every)."
 )
 NO_SECRET = "ranks of this host can't go on on another one without --secret-file, the same on all hosts."
 STAYS = (
