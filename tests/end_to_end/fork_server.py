@@ -28,7 +28,6 @@ from jitckpt.device import device_environment
 from jitckpt.worker import autoload, spare
 
 LIBRARIES = Path(spare.__file__).parents[1] / "lib"
-NETWORK = "--net=/run/netns/"
 MARK = "TEST_MARK"  # of as many characters as those that jobs have
 MODULES = (*spare.MODULES, "torch.distributed.run", "jitckpt.cli.run", "jitckpt.agent.agent")
 MOST_BYTES = 128 * 1024
@@ -38,7 +37,7 @@ CLONE_NEWNS, CLONE_NEWNET = 0x00020000, 0x40000000
 MNT_DETACH, MS_REC, MS_SLAVE = 2, 1 << 14, 1 << 19
 # What is not read by a library when it is loaded, and may so differ from job to job.
 RANKS = ("GROUP_", "LOCAL_", "MASTER_", "RANK", "ROLE_", "TORCHELASTIC_", "WORLD_")
-LATER = (*RANKS, "AWS_", "JITCKPT_", "SOFTGPU_", "TEST_", "TMPDIR")
+LATER = (*RANKS, "JITCKPT_", "SOFTGPU_", "TEST_", "TMPDIR")
 
 Popen = subprocess.Popen[str]
 START = spare_template._start
@@ -102,12 +101,11 @@ class ForkServer:
         folder: Path,
         environment: Mapping[str, str],
         pass_fds: Sequence[int] = (),
-        network: Sequence[str] = (),
+        network: str = "",
     ) -> Popen:
         """Run `command` (of Python's) in the folder, with exactly these variables, its output in pipes.
 
-        network: with which words a command is run in the one that it is to run in, if not in this process's:
-        `ip netns exec NAME` or `nsenter --net=/run/netns/NAME`.
+        network: the name of the one that it is to run in (ip-netns(8)), if not in this process's.
         """
         (out, their_out), (err, their_err) = os.pipe(), os.pipe()
         order = {
@@ -115,7 +113,7 @@ class ForkServer:
             "folder": str(folder),
             "environment": dict(environment),
             "descriptors": [1, 2, *pass_fds],
-            "network": list(network),
+            "network": network,
         }
         _adopt_orphans(True)  # the process is one at first
         try:
@@ -143,11 +141,9 @@ class ForkServers:
 
     def start(self, command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> "Popen | None":
         """Run a launcher; return None for what has to be a process of its own."""
-        network: Sequence[str] = ()
+        network = ""
         if [*command[:3]] == ["ip", "netns", "exec"]:
-            network, command = command[:4], command[4:]
-        elif command[0] == "nsenter" and command[1].startswith(NETWORK):
-            network, command = command[:2], command[2:]
+            network, command = command[3], command[4:]
         if command[0] == "env":
             command = command[1:]
             if command[0] == "-C":
@@ -157,6 +153,8 @@ class ForkServers:
             command = command[first:]
         runs = "run" in command or "torch.distributed.run" in command
         if command[0] != sys.executable or not runs or "cuda" in command:
+            return None
+        if any(word in command for word in BY_CRIU):
             return None
         if _of_tests_own(environment) != PLAIN:  # a library that blocks the disk, say
             return None
@@ -263,21 +261,18 @@ def _run(words: Sequence[str]) -> None:
         runpy.run_path(words[0], run_name="__main__")
 
 
-def _enter(words: Sequence[str]) -> None:
-    """Go into a network as `nsenter` does; or as `ip` does: with a /sys of that, without what lay in it."""
-    network = words[-1].removeprefix(NETWORK)
+def _enter(network: str) -> None:
+    """Go into a network as `ip netns exec` does: with a /sys of that network, and without what lay in it."""
     libc = ctypes.CDLL(None, use_errno=True)
     descriptor = os.open(f"/run/netns/{network}", os.O_RDONLY | os.O_CLOEXEC)
-    entered = libc.setns(descriptor, CLONE_NEWNET) == 0
+    entered = (
+        libc.setns(descriptor, CLONE_NEWNET) == 0
+        and libc.unshare(CLONE_NEWNS) == 0
+        and libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None) == 0
+        and libc.umount2(b"/sys", MNT_DETACH) == 0
+        and libc.mount(network.encode(), b"/sys", b"sysfs", 0, None) == 0
+    )
     os.close(descriptor)
-    if words[0] == "ip":
-        entered = (
-            entered
-            and libc.unshare(CLONE_NEWNS) == 0
-            and libc.mount(b"", b"/", b"none", MS_SLAVE | MS_REC, None) == 0
-            and libc.umount2(b"/sys", MNT_DETACH) == 0
-            and libc.mount(network.encode(), b"/sys", b"sysfs", 0, None) == 0
-        )
     if not entered:
         raise OSError(ctypes.get_errno(), f"can't enter the network {network}")
 
@@ -363,4 +358,6 @@ def _receive(connection: socket.socket) -> tuple[Any, list[int]]:
     return (json.loads(data) if data else None), descriptors
 
 
+# Whose processes are written to files: with all that a server has loaded for any test these would be larger.
+BY_CRIU = ("--suspendable", "--snapshot-every", "--broken-device", "--standby")
 PLAIN = _of_tests_own(os.environ)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from criu_here import criu_of_this_machine
 from final_lines import finals
-from launcher import JITCKPT, WARM, Launcher, Result
+from launcher import JITCKPT, Launcher, Result
 from namespaces import Namespaces
 from snapshot_job import EVERY, SCRIPT, STEPS, Job
 from test_standby import MEET
@@ -39,11 +39,10 @@ class HostsJob(Job):
         placed: bool = True,
         program: str = "",
         ranks: int = 1,
-        start: Sequence[str] = WARM,
     ) -> None:
         """placed: each host is told its place. program: the second host's CRIU, if it is another.
 
-        ranks: of each host. start: how their processes are.
+        ranks: of each host.
         """
         self._ranks = range(ranks * len(HOSTS))
         self.launcher, self.folder, self._memory = launcher, memory / "0", memory
@@ -51,7 +50,7 @@ class HostsJob(Job):
         self.go_to(0)
         programs = [found := criu_of_this_machine().program, program or found]
         command = [*JITCKPT, "run", *meet, "--nproc-per-node", str(ranks), "--device", "softgpu"]
-        command += ["--mode", "transparent", *held, *start, *words]
+        command += ["--mode", "transparent", *held, "--warm-spares", "0", *words]
         self._hosts = hosts
         self._commands = [
             [

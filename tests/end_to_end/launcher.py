@@ -15,10 +15,6 @@ from fork_server import SERVERS, python_path
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
 JITCKPT = [sys.executable, "-c", "import sys, jitckpt.cli; sys.exit(jitckpt.cli.main())"]
 JITCKPT_RUN = [*JITCKPT, "run", "--standalone"]
-# How ranks are started, for tests of what comes later. Forked from a process that has loaded torch, which is
-# forked as well (fork_server.py); or new processes, with their scripts on their command lines.
-WARM = ["--warm-spares", "0", "--warm-start"]
-COLD = ["--warm-spares", "0"]
 LIMIT = 480
 
 

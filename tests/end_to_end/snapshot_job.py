@@ -4,11 +4,11 @@ import contextlib
 import os
 import signal
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 from final_lines import finals
-from launcher import JITCKPT_RUN, WARM, Launcher, Result
+from launcher import JITCKPT_RUN, Launcher, Result
 
 from jitckpt.events import FILE_NAME, Event, read_events
 from jitckpt.wire import environment
@@ -98,9 +98,7 @@ class Job:
         loaders: int = 0,
         script: str = SCRIPT,
         ranks: int = 2,
-        start: Sequence[str] = WARM,
     ) -> None:
-        """start: how the ranks' processes are."""
         self._ranks = range(ranks)
         self.launcher, self.folder = launcher, launcher.directory / "checkpoints"
         self._path = launcher.script(script.replace("LOADERS", str(loaders)))
@@ -114,7 +112,7 @@ class Job:
             "--mode",
             "transparent",
         ]
-        command += ["--checkpoint-dir", str(self.folder), *start]
+        command += ["--checkpoint-dir", str(self.folder)]
         command += ["--snapshot-every", str(EVERY)] if program else []
         variables = [f"SOFTGPU_DEVICES={ranks}", *([f"{environment.CRIU.name}={program}"] if program else [])]
         self.process = launcher.start("env", *variables, *command, *words, self._path)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from criu_here import criu_of_this_machine
 from final_lines import finals
-from launcher import COLD, JITCKPT, LIMIT, Launcher, Result
+from launcher import JITCKPT, LIMIT, Launcher, Result
 from namespaces import Namespaces, kill, namespaces
 from programs_of_tests import text_of
 from test_failing_moves import arm, servers_of
@@ -23,19 +23,17 @@ from test_standby import (
     TRAINING,
     Started,
     hosts,
+    job,
     moves,
     of_one_host,
     pids,
     undisturbed,
 )
-from test_standby import job as job_with
 
 from jitckpt.events import read_events
 from jitckpt.rehearsal.runs import lasting_shared_memory
 
 __all__ = ["hosts", "undisturbed"]
-
-job = partial(job_with, start=COLD)  # ranks are found by their command lines
 
 BOTH = ["rank=0 step=8", "rank=3 step=8"]
 # With both hosts all devices go: no replica has the state any more.
@@ -280,9 +278,8 @@ def test_a_standby_that_dies_while_another_move_is_on_its_way_leaves_nobody_wait
     assert lasting_shared_memory(before) == []
 
 
-def test_a_host_that_has_taken_a_place_is_left_again_with_the_first_one(
-    launcher: Launcher, undisturbed: list[str]
-) -> None:
+def test_a_host_that_has_taken_a_place_is_left_again_with_the_first_one(launcher: Launcher) -> None:
+    four = of_one_host(launcher, 4)
     (launcher.directory / "steps").unlink(missing_ok=True)
     script = TRAINING.replace(STEP, STEP + ITS_PID)
     faults = ["rank=3 step=4", "rank=0 step=9", "rank=2 step=9"]
@@ -290,7 +287,7 @@ def test_a_host_that_has_taken_a_place_is_left_again_with_the_first_one(
         begin = partial(job, launcher, hosts, standby=JITCKPT, jitckpt=both_at_once(launcher))
         started = begin(faults, 3, IN_MEMORY, *NO_RESTART, script=script)
         found, told = ended(launcher, started, [0] * 5)
-        assert finals("".join(one.out for one in found)) == undisturbed, told
+        assert finals("".join(one.out for one in found)) == four, told
         assert [len(finals(one.out)) for one in found[:2]] == [0, 0], told
         assert sorted(len(finals(one.out)) for one in found[2:]) == [0, 2, 2], told
         ranks = [one["ranks"] for one in moves(launcher)]

@@ -4,13 +4,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
 from final_lines import finals
-from launcher import COLD, Launcher
+from launcher import Launcher
 from namespaces import Namespaces
 from test_broken_device import LOST, SCRIPT, leaves_nothing, of, wrapped
 from test_standby import EARLIER, hosts, undisturbed
@@ -84,7 +83,7 @@ def test_both_ranks_of_a_host_go_on_on_one_that_stands_by(
     (launcher.directory / "go").touch()
     (launcher.directory / "steps").unlink(missing_ok=True)  # which is root's
     waits = ["--move-wait", "60", "--max-restarts", "0"]  # where the host that stands by is late
-    started = job_on_hosts(launcher, hosts, ["rank=3 step=8"], 1, *waits, jitckpt=jitckpt, start=COLD)
+    started = job_on_hosts(launcher, hosts, ["rank=3 step=8"], 1, *waits, jitckpt=jitckpt)
     ended = [launcher.finish(one) for one in started]
     told = "\n=====\n".join(one.err for one in ended)
     assert [one.status for one in ended] == [0, 0, 0], told
@@ -102,8 +101,7 @@ def test_ranks_stay_where_their_clock_would_jump(
     clock = ["--time", "--monotonic", str(EARLIER), "--boottime", str(EARLIER)]
     left = ["unshare", *clock, "--fork", "--kill-child"]
     words = ["--move-wait", "20", "--max-restarts", "0"]
-    begin = partial(job_on_hosts, jitckpt=jitckpt, left=left, start=COLD)
-    started = begin(launcher, hosts, ["rank=3 step=8"], 1, *words)
+    started = job_on_hosts(launcher, hosts, ["rank=3 step=8"], 1, *words, jitckpt=jitckpt, left=left)
     ended = [launcher.finish(one) for one in started]
     assert [one.status for one in ended] == [1, 1, 0]
     for host in (1, 2):

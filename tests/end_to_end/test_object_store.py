@@ -10,11 +10,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 from final_lines import finals
-from launcher import JITCKPT, JITCKPT_RUN, WARM, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from object_store import Door, Request, object_store
 
 TRAINING = str(Path(__file__).parent / "sharded_training.py")
-RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", *WARM]
+RUN = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "2", "--warm-spares", "0"]
 PLACE = "s3://saves/jobs/one"
 SAVED = ["--checkpoint-dir", "ckpt", "--max-restarts", "0", "--objects", PLACE]
 KILL = ["--fault", "rank=1 step=6 phase=backward kind=kill"]
@@ -89,7 +89,7 @@ def test_saves_go_from_host_memory_to_the_store_without_a_disk(launcher: Launche
 
 def test_another_number_of_ranks_goes_on_from_the_store(launcher: Launcher, door: Door) -> None:
     """Each rank cuts its shard anew out of all that the store has."""
-    four = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", *WARM]
+    four = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", "4", "--warm-spares", "0"]
     launcher.succeed(*four, *SAVED, TRAINING, "full", "--save-every", "2", "--steps", "5")
     shutil.rmtree(launcher.directory / "ckpt")
     result = launcher.run(*RUN, *SAVED, "--reshard", TRAINING, "full", "--save-every", "2", "--steps", "7")

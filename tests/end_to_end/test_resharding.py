@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from launcher import JITCKPT_RUN, WARM, Launcher, Result
+from launcher import JITCKPT_RUN, Launcher, Result
 from test_export import assert_alike
 
 from jitckpt.worker import resharding
@@ -19,7 +19,7 @@ STEPS = 8
 def train(
     launcher: Launcher, form: str, ranks: int, *more: str, reshard: bool = True, fault: Sequence[str] = ()
 ) -> Result:
-    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), *WARM]
+    run = [*JITCKPT_RUN, "--device", "softgpu", "--nproc-per-node", str(ranks), "--warm-spares", "0"]
     run += ["--checkpoint-dir", "ckpt", "--max-restarts", "1", *(["--reshard"] if reshard else []), *fault]
     return launcher.run(*run, TRAINING, form, "--save-every", "4", *more)
 

@@ -3,12 +3,11 @@
 import os
 import signal
 from collections.abc import Sequence
-from functools import partial
 
 import psutil
 import pytest
 from final_lines import finals
-from launcher import COLD, Launcher, Result
+from launcher import Launcher, Result
 from namespaces import Namespaces, kill, namespaces
 from test_standby import (
     LAST,
@@ -17,17 +16,16 @@ from test_standby import (
     WAITS,
     Started,
     hosts,
+    job,
     of_one_host,
     switch_off,
     undisturbed,
 )
-from test_standby import job as job_with
 
 from jitckpt.events import Event, read_events
 
 __all__ = ["hosts", "undisturbed"]
 
-job = partial(job_with, start=COLD)  # ranks are found by their command lines
 FAULT = "rank=3 step=8"
 # After the move rank 3 ends with an exception: once, or each time.
 RAISES = "        raise RuntimeError('not this time')\n"

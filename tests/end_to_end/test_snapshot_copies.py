@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 from hosts_job import HostsJob
-from launcher import COLD, Launcher
+from launcher import Launcher
 from namespaces import Namespaces
 from snapshot_job import in_memory, undisturbed_training
 from taken_number import TAKE
@@ -118,7 +118,7 @@ def test_the_leader_is_lost_with_half_a_copy_and_then_a_rank_is_killed(
     launcher: Launcher, four_hosts: Namespaces, disks: Path, undisturbed_job: list[str]
 ) -> None:
     """What the host that is left has of a newer snapshot, and nobody goes back to, is of no use later."""
-    job = HostsJob(launcher, four_hosts, disks, *COPIES, start=COLD)
+    job = HostsJob(launcher, four_hosts, disks, *COPIES)
     job.snapshot()
     job.wait_for("snapshot_copied")
     with four_hosts.slowed(0, 8_000_000):

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 import pytest
 from criu_here import criu_of_this_machine
 from final_lines import finals
-from launcher import COLD, JITCKPT, JITCKPT_RUN, LIMIT, WARM, Launcher, Result
+from launcher import JITCKPT, JITCKPT_RUN, LIMIT, Launcher, Result
 from namespaces import Namespaces, namespaces
 from test_broken_device import EXAMPLES, SCRIPT
 
@@ -19,7 +19,7 @@ from jitckpt.rehearsal.runs import lasting_shared_memory
 from jitckpt.wire import environment
 
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400", "--rdzv-id", "job"]
-OPTIONS = ["--device", "softgpu", *COLD]
+OPTIONS = ["--device", "softgpu", "--warm-spares", "0"]
 # It is not over before all has been looked at: before its last collective it waits for the file `go`.
 WAITS = "    while not os.path.exists('go'): time.sleep(0.01)\n"
 LAST = "    group = dist.new_group"
@@ -55,7 +55,6 @@ def job(
     beyond: Sequence[int] = (),
     devices: Sequence[int] = (),
     first: int = 2,
-    start: Sequence[str] = WARM,
 ) -> list[Started]:
     """Start two hosts of so many ranks each, and hosts that stand by, with these options.
 
@@ -63,7 +62,7 @@ def job(
     program: their CRIU, if it is another. jitckpt: what that is; standby: on hosts that stand by. left: what
     comes before the command of host 1. begun: those of the two that are started now. beyond: more hosts,
     which take any place. devices: of the two, where these are not as many as ranks. first: of those that
-    stand by. start: how the processes of ranks are, where they begin.
+    stand by.
     """
     program = program or str(criu_of_this_machine().program)
     command = ["env", "OMP_NUM_THREADS=1", f"SOFTGPU_DEVICES={ranks}", f"{environment.CRIU.name}={program}"]
@@ -78,7 +77,7 @@ def job(
     options += ["--secret-file", str(secret)]
     own = [["env", f"SOFTGPU_DEVICES={count}"] for count in devices or [ranks, ranks]]
     places = {
-        host: [*before, *command, *own[host], *jitckpt, *options, *start, "--node-rank", str(host)]
+        host: [*before, *command, *own[host], *jitckpt, *options, "--node-rank", str(host)]
         for host, before in enumerate([(), left])
         if host in begun
     }
@@ -101,7 +100,7 @@ def of_one_host(launcher: Launcher, ranks: int) -> list[str]:
     """Return what so many ranks end with if nothing fails."""
     (go := launcher.directory / "go").touch()
     alone = ["env", f"SOFTGPU_DEVICES={ranks}", *JITCKPT_RUN, "--nproc-per-node", f"{ranks}", *OPTIONS]
-    out = launcher.succeed(*alone, *WARM, launcher.script(TRAINING))
+    out = launcher.succeed(*alone, launcher.script(TRAINING))
     go.unlink()
     return finals(out)
 

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from launcher import JITCKPT_RUN, WARM, Launcher
+from launcher import JITCKPT_RUN, Launcher
 from state_kinds import DIES, KINDS, KINDS_OF_RINGS
 
 from jitckpt.events import read_events
@@ -13,8 +13,7 @@ SCRIPT = str(Path(__file__).with_name("state_kinds.py"))
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_rank_that_dies_costs_one_minibatch(launcher: Launcher, kind: str) -> None:
-    command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", *WARM, SCRIPT, kind]
-    result = launcher.run(*command)
+    result = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", SCRIPT, kind)
     assert result.status == 0, result.err
     assert result.out.count(" equal ") == 2, result.out + result.err
     assert "would not bring this training back" not in result.err, result.err

@@ -6,13 +6,13 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
 from final_lines import finals
-from launcher import JITCKPT, JITCKPT_RUN, WARM, Launcher, Result
+from launcher import JITCKPT, JITCKPT_RUN, Launcher, Result
 from programs_of_tests import text_of
 from taken_number import TAKE
 
@@ -64,14 +64,12 @@ class Job:
         suspendable: bool = True,
         program: str = "",
         script: str = SCRIPT,
-        start: Sequence[str] = WARM,
     ) -> None:
-        """start: how the ranks' processes are."""
         self.launcher, self.folder = launcher, launcher.directory / "checkpoints"
         self._path = launcher.script(script)
         self.go_to(0)
         command = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", "--mode", "transparent"]
-        command += ["--max-restarts", "0", "--checkpoint-dir", str(self.folder), *start]
+        command += ["--max-restarts", "0", "--checkpoint-dir", str(self.folder)]
         command += ["--suspendable"] if suspendable else []
         variables = ["SOFTGPU_DEVICES=2", *([f"{environment.CRIU.name}={program}"] if program else [])]
         self.process = launcher.start("env", *variables, *command, *words, self._path)
@@ -137,8 +135,7 @@ def test_a_job_that_is_suspended_three_times_ends_as_if_it_never_was(
 ) -> None:
     """In the middle of an epoch; meanwhile another job has its devices. A failure comes between two times."""
     before, locks = set(os.listdir("/dev/shm")), network_lock.tables()
-    fault = "rank=1 step=14 phase=backward kind=device-lost"
-    job = Job(launcher, "--fault", fault, program=program, start=())  # as it is by default
+    job = Job(launcher, "--fault", "rank=1 step=14 phase=backward kind=device-lost", program=program)
     for cycle, after in enumerate((7, 15, 23)):
         suspended = job.suspend(memory, after=after)
         assert suspended.status == 0, suspended

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from criu_here import criu_of_this_machine
-from launcher import JITCKPT, JITCKPT_RUN, WARM, Launcher
+from launcher import JITCKPT, JITCKPT_RUN, Launcher
 from namespaces import Namespaces, namespaces
 from test_broken_device import SCRIPT
 from test_state_stays import SHRINKS_ITS_PARAMETERS
@@ -17,8 +17,7 @@ from jitckpt.wire import environment
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "plain_ddp.py"
 TRAINING = [str(EXAMPLE), "--steps", "16"]
 MEET = ["--nnodes", "2", "--rdzv-backend", "c10d", "--rdzv-endpoint", "10.79.0.1:29400"]
-ON_ONE_HOST = [*JITCKPT_RUN, "--nproc-per-node", "2", "--device", "softgpu", *WARM]
-OPTIONS = ["--device", "softgpu", *WARM, "--checkpoint-dir", "ckpt"]
+OPTIONS = ["--device", "softgpu", "--warm-spares", "0", "--checkpoint-dir", "ckpt"]
 # A collective that fails on one host, and a server that dies on the other, inside of the optimizer's step.
 FAULTS = [
     "rank=1 step=9 phase=allreduce kind=collective-error",
@@ -38,18 +37,9 @@ def digests(text: str) -> set[str]:
     return set(re.findall(r"rank \d: final state ([0-9a-f]{64})", text))
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
-    """What both ranks end with if nothing fails, on one host."""
-    ended = digests(Launcher(tmp_path_factory.mktemp("undisturbed")).succeed(*ON_ONE_HOST, *TRAINING))
-    assert len(ended) == 1
-    return ended
-
-
 @pytest.mark.parametrize("state", ["on devices", "in images"])
-def test_ranks_of_two_hosts_live_on(
-    launcher: Launcher, hosts: Namespaces, undisturbed: set[str], state: str
-) -> None:
+def test_ranks_of_two_hosts_live_on(launcher: Launcher, hosts: Namespaces, state: str) -> None:
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], *TRAINING)
     faults = [word for fault in FAULTS for word in ("--fault", fault)]
     options = ["--mode", "transparent", *STATE[state], "--nproc-per-node", "1", *OPTIONS, *faults]
     # As torchrun has it where a host has several ranks: sums depend on it.
@@ -57,7 +47,8 @@ def test_ranks_of_two_hosts_live_on(
     started = [launcher.start(*hosts.on(host), *command) for host in range(2)]
     ended = [launcher.finish(process) for process in started]
     assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
-    assert digests(ended[0].out) | digests(ended[1].out) == undisturbed
+    assert len(digests(undisturbed.out)) == 1
+    assert digests(ended[0].out) | digests(ended[1].out) == digests(undisturbed.out)
     events, _ = read_events(launcher.directory / "ckpt")
     first_alarm, *others = (event["rank"] for event in events if event["event"] == "device_alarm")
     assert first_alarm == 1
@@ -84,7 +75,7 @@ def test_a_state_that_leaves_the_devices_leaves_those_of_all_hosts(
     """The parameters change outside of the eighth step; servers die then, and later."""
     script = launcher.directory / "train.py"
     script.write_text(SHRINKS_ITS_PARAMETERS)
-    undisturbed = launcher.run(*ON_ONE_HOST, str(script))
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], str(script))
     faults = ["rank=1 step=9 phase=backward kind=proxy-kill", "rank=0 step=11 phase=forward kind=proxy-kill"]
     options = [word for fault in faults for word in ("--fault", fault)]
     command = ["env", "OMP_NUM_THREADS=1", *JITCKPT, "run", *MEET, "--mode", "transparent"]
@@ -112,7 +103,7 @@ def test_a_worker_of_one_host_is_made_anew_and_reaches_the_store_of_the_other(
     """Its connection to the store crosses the network; in a get that waits all the while, and in counts."""
     program = criu_of_this_machine().program
     script = launcher.script(SCRIPT)
-    undisturbed = launcher.run(*ON_ONE_HOST, script)
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], script)
     fault = ["--fault", "rank=1 step=8 phase=backward kind=device-lost-hard", "--broken-device", "move"]
     options = ["--mode", "transparent", "--nproc-per-node", "1", *OPTIONS, *fault]
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", f"{environment.CRIU.name}={program}"]
@@ -130,16 +121,17 @@ def test_a_worker_of_one_host_is_made_anew_and_reaches_the_store_of_the_other(
 
 
 def test_a_host_exchanges_its_broken_device_and_the_other_one_notices_a_pause(
-    launcher: Launcher, hosts: Namespaces, undisturbed: set[str]
+    launcher: Launcher, hosts: Namespaces
 ) -> None:
     """The first host's agent decides, but only the other one knows that it has another device."""
+    undisturbed = launcher.run(*JITCKPT_RUN, "--nproc-per-node", "2", *OPTIONS[:4], *TRAINING)
     fault = ["--fault", "rank=1 step=8 phase=backward kind=device-lost-hard", "--broken-device", "exchange"]
     options = ["--mode", "transparent", "--nproc-per-node", "1", *OPTIONS, *fault]
     command = ["env", "OMP_NUM_THREADS=1", "SOFTGPU_DEVICES=2", *JITCKPT, "run", *MEET, *options, *TRAINING]
     started = [launcher.start(*hosts.on(host), *command) for host in range(2)]
     ended = [launcher.finish(process) for process in started]
     assert [one.status for one in ended] == [0, 0], ended[0].err + ended[1].err
-    assert digests(ended[0].out) | digests(ended[1].out) == undisturbed
+    assert digests(ended[0].out) | digests(ended[1].out) == digests(undisturbed.out)
     told = "device 0 of rank 1 is broken; the rank goes on with device 1."
     assert [told in one.err for one in ended].count(True) == 1
     events, _ = read_events(launcher.directory / "ckpt")
