@@ -443,8 +443,8 @@ PyObject* numbers(PyObject*, PyObject* tensors) {
       PyErr_Format(PyExc_ValueError, "numbers() takes tensors of one number, on the host");
       return false;
     }
-    // A script may free a tensor's storage: what lies in it is then so many bytes from address 0, in pages that
-    // no process may have.
+    // A script may free a tensor's storage: what lies in it is then so many bytes from address 0, in pages
+    // that no process may have.
     if (reinterpret_cast<uintptr_t>(data_of(now)) < kLowestAddress) {
       PyErr_Format(PyExc_ValueError, "numbers() takes tensors that have memory");
       return false;
